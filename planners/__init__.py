@@ -1,0 +1,1 @@
+"""Pure values and functions: what the machine is, what a model needs, and what to do next."""

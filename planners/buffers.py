@@ -1,0 +1,97 @@
+"""The buffer sizes that a child logs while it loads (`-lv 4`), as bytes per device.
+
+`load_tensors:      Vulkan0 model buffer size =    68.85 MiB`
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from planners.hardware import HOST, DeviceId
+from planners.plan import DeviceBytes, LaunchPlan
+
+_MIB = 1 << 20
+# Bounded repeats: a child's log is not ours to trust.
+_LINE = re.compile(
+    r"(?:^|\s)(\w{1,64}): {1,32}(\S{1,160}) {1,8}(model|KV|RS|output|compute) buffer size = {0,16}"
+    r"(\d{1,9}\.\d{1,6}) MiB"
+)
+
+
+class BufferKind(Enum):
+    """What a buffer holds, in the log's words."""
+
+    MODEL = "model"
+    KV = "KV"
+    RS = "RS"
+    OUTPUT = "output"
+    COMPUTE = "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class BufferLine:
+    """One buffer as logged."""
+
+    source: str
+    """The function that logged it: "load_tensors", "llama_kv_cache"."""
+    device: str
+    """As the engine names the buffer: "Vulkan0", "CPU_Mapped", "Vulkan_Host"."""
+    kind: BufferKind
+    n_bytes: int
+
+
+def parse_buffer_line(line: str) -> BufferLine | None:
+    """The buffer that a log line tells of, None for any other line."""
+    match = _LINE.search(line[:500])
+    if match is None:
+        return None
+    source, device, kind, mib = match.groups()
+    return BufferLine(source, device, BufferKind(kind), round(float(mib) * _MIB))
+
+
+def measured(lines: Iterable[BufferLine], plan: LaunchPlan) -> tuple[DeviceBytes, ...]:
+    """What the child reported, per device of the plan and HOST, those without a buffer left out.
+
+    Lines add up, except that a compute or output buffer that is reserved anew replaces the former.
+    """
+    names = {name: device_id for device_id, name, _ in plan.devices}
+    latest: dict[tuple[DeviceId, str, BufferKind], int] = {}
+    totals: Counter[tuple[DeviceId, BufferKind]] = Counter()
+    for line in lines:
+        device_id = _owner(line.device, names)
+        if line.kind in (BufferKind.COMPUTE, BufferKind.OUTPUT):
+            key = (device_id, line.device, line.kind)
+            totals[device_id, line.kind] += line.n_bytes - latest.get(key, 0)
+            latest[key] = line.n_bytes
+        else:
+            totals[device_id, line.kind] += line.n_bytes
+    seen = dict.fromkeys(device_id for device_id, _ in totals)
+    ordered = [device_id for device_id in (HOST, *names.values()) if device_id in seen]
+    others = [device_id for device_id in seen if device_id not in ordered]
+    return tuple(_summed(device_id, totals) for device_id in (*ordered, *others))
+
+
+def _owner(device: str, names: dict[str, DeviceId]) -> DeviceId:
+    """The device whose memory a buffer takes; one outside of the plan keeps its own name."""
+    if device in names:
+        return names[device]
+    bare = device.split("[", 1)[0]  # RPC0[127.0.0.1:50052]
+    if bare in names:
+        return names[bare]
+    if device.startswith(("CPU", "BLAS", "AMX")) or device.endswith("_Host"):
+        return HOST
+    return DeviceId(device)
+
+
+def _summed(device_id: DeviceId, totals: Counter[tuple[DeviceId, BufferKind]]) -> DeviceBytes:
+    def bytes_of(*kinds: BufferKind) -> int:
+        return sum(totals[device_id, kind] for kind in kinds)
+
+    return DeviceBytes(
+        device_id=device_id,
+        weights_bytes=bytes_of(BufferKind.MODEL),
+        kv_bytes=bytes_of(BufferKind.KV, BufferKind.RS),
+        compute_bytes=bytes_of(BufferKind.COMPUTE, BufferKind.OUTPUT),
+    )

@@ -1,0 +1,1 @@
+"""What model files hold: the GGUF container, tensor types, and the layers of architectures."""

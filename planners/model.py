@@ -1,0 +1,161 @@
+"""What a model file is and how it is to be served: frozen values.
+
+Made by planners.gguf (the file's facts) and by the catalogue (the operator's settings).
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType
+
+ModelId = NewType("ModelId", str)
+"""The one name of a model, e.g. "SmolLM2-135M-Instruct.Q4_1"; aliases resolve to it."""
+
+MetadataValue = str | int | float | bool | None
+"""A GGUF value as kept: scalars whole, long arrays as None."""
+
+
+class LayerKind(Enum):
+    """What a layer keeps between tokens."""
+
+    FULL = "full"  # KV of every token
+    SWA = "swa"  # KV of a sliding window
+    RECURRENT = "recurrent"  # a state of fixed size
+    NONE = "none"  # nothing (an MLP-only layer, an encoder's layer)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInfo:
+    """One repeating block."""
+
+    weight_bytes: int
+    expert_bytes: int
+    """The part of weight_bytes that routed experts take."""
+    kind: LayerKind
+    n_head: int
+    n_head_kv: int
+    k_width: int
+    """Elements of K per token, over all its KV heads."""
+    v_width: int
+    n_ff: int
+    """Width of the feed-forward network, of one expert where there are some; 0 for none."""
+    q_width: int = 0
+    """Elements of Q per token, over all heads."""
+    state_width: int = 0
+    """Elements (f32) of recurrent state per sequence; beside KV in layers that have both."""
+    has_gate: bool = True
+    """Whether the feed-forward network is gated."""
+    has_qk_norm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentShape:
+    """Dimensions of the recurrent layers, which set their compute buffers."""
+
+    d_inner: int
+    d_state: int
+    n_group: int
+    n_head: int
+    """`ssm.time_step_rank`: heads of Mamba-2 and of gated delta nets."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a GGUF file says of itself. Bytes are tensor bytes, without padding."""
+
+    digest: str
+    """SHA-256 of the header, hex: equal headers plan alike."""
+    architecture: str
+    name: str
+    quantization: str
+    """As Ollama prints it: "Q4_K_M", "F16", "unknown"."""
+    n_params: int
+    n_ctx_train: int
+    n_embd: int
+    n_vocab: int
+    n_expert: int
+    n_expert_used: int
+    sliding_window: int
+    """0 where no layer has one."""
+    layers: tuple[LayerInfo, ...]
+    input_bytes: int
+    """Tensors that always stay on the host: token_embd and its kin."""
+    output_bytes: int
+    """Tensors that follow the output layer; token_embd again where it is tied."""
+    is_causal: bool
+    pooling: str | None
+    """"mean", "cls", "last", "rank"…; None for a text model."""
+    chat_template: str | None
+    has_vision: bool
+    metadata: tuple[tuple[str, MetadataValue], ...]
+    file_bytes: int
+    tied_bytes: int = 0
+    """The part of output_bytes that is token_embd again; not held twice on the host."""
+    largest_tensor_bytes: int = 0
+    """Of those inside layers: what a device borrows to compute for the host."""
+    recurrent: RecurrentShape | None = None
+    """None where no layer is recurrent, or only by short convolutions."""
+    warnings: tuple[str, ...] = ()
+    """Missing or odd keys that were given a default, each a sentence; shown with every plan."""
+
+    @property
+    def n_layer(self) -> int:
+        """Repeating blocks; `-ngl` counts one more, the output layer."""
+        return len(self.layers)
+
+    @property
+    def is_embedding(self) -> bool:
+        """True when the child must be launched with `--embedding`."""
+        return not self.is_causal or self.pooling not in (None, "none")
+
+    @property
+    def is_projector(self) -> bool:
+        """True for an mmproj file, which serves beside a text model and never alone."""
+        return self.architecture == "clip"
+
+    @property
+    def is_adapter(self) -> bool:
+        """True for a LoRA adapter, which is no model of its own."""
+        return dict(self.metadata).get("general.type") == "adapter"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """How the operator wants one model served. Defaults are config.py's business."""
+
+    context: int | None
+    """Tokens one request may use; None lets placement choose."""
+    parallel: int | None
+    """Requests served at once; None lets placement choose."""
+    pin: bool
+    keep_alive_s: float
+    """From the end of the last request to unloading; inf is forever."""
+    flags: tuple[str, ...]
+    """Appended to the child's command line as written."""
+    mmproj_path: str | None
+    draft_path: str | None
+    lora_paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model the daemon offers: the file, its facts and its settings."""
+
+    model_id: ModelId
+    aliases: tuple[str, ...]
+    path: str
+    info: ModelInfo
+    settings: ModelSettings
+    size_bytes: int
+    """Of all its files, projector included."""
+    modified_at: float
+    """UTC seconds."""
+    file_key: str
+    """Changes when the file does (size, mtime, inode)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenFile:
+    """A file that looks like a model and is none."""
+
+    path: str
+    reason: str

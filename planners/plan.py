@@ -1,0 +1,133 @@
+"""The answer to "how do we launch this model here?": a LaunchPlan, or what is missing for one."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import NewType
+
+from planners.hardware import HOST, DeviceId
+from planners.model import ModelId
+from planners.sizes import format_size
+
+InstanceId = NewType("InstanceId", str)
+"""One instance of a model, for as long as the daemon keeps it: "smollm2-3"."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBytes:
+    """Bytes that a plan expects, or a child reported, on one device (or on HOST)."""
+
+    device_id: DeviceId
+    weights_bytes: int
+    kv_bytes: int
+    """KV cache and recurrent state."""
+    compute_bytes: int
+    """Compute and output buffers."""
+    overhead_bytes: int = 0
+    """What no buffer line shows: the driver's context, the process itself, its prompt cache."""
+    margin_bytes: int = 0
+    """By how much the compute estimate may be too low; placed for, but not expected."""
+
+    @property
+    def buffer_bytes(self) -> int:
+        """What the engine's log shows line by line: the part that can be measured."""
+        return self.weights_bytes + self.kv_bytes + self.compute_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """What is expected, all in all."""
+        return self.buffer_bytes + self.overhead_bytes
+
+    @property
+    def upper_bytes(self) -> int:
+        """What placement makes room for."""
+        return self.total_bytes + self.margin_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """Everything a llama-server child is launched with, and why.
+
+    Numbers are effective values, as the engine will use them.
+    """
+
+    model_id: ModelId
+    model_path: str
+    model_digest: str
+    file_key: str
+    backend: str
+    engine_id: str
+    devices: tuple[tuple[DeviceId, str, int], ...]
+    """(device, the engine's name for it, layers on it with the output layer), in `--device` order.
+
+    () means CPU only.
+    """
+    n_ctx: int
+    """Total over all slots: context of one request × n_parallel."""
+    n_parallel: int
+    n_batch: int
+    n_ubatch: int
+    n_gpu_layers: int
+    n_threads: int
+    type_k: str
+    type_v: str
+    flash_attn: bool
+    cache_ram_mib: int
+    ctx_checkpoints: int
+    embedding: bool
+    mmproj_path: str | None
+    draft_path: str | None
+    lora_paths: tuple[str, ...]
+    extra_flags: tuple[str, ...]
+    predicted: tuple[DeviceBytes, ...]
+    reasons: tuple[str, ...]
+    """Each decision as a sentence with its numbers, in the order taken."""
+    n_cpu_moe: int = 0
+    """The first so many layers keep their routed experts in the host's memory."""
+    swa_full: bool = False
+    """Sliding-window layers keep every token: only then can their slots be saved and moved."""
+
+    @property
+    def context(self) -> int:
+        """Tokens one request may use."""
+        return self.n_ctx // self.n_parallel
+
+    @property
+    def tensor_split(self) -> tuple[int, ...]:
+        """Layers per device; whole counts are exact in llama.cpp's float32 split rule."""
+        return tuple(layers for _, _, layers in self.devices)
+
+    @property
+    def digest(self) -> str:
+        """12 hex digits that change exactly when the child would have to be launched anew."""
+        told = [
+            (f.name, getattr(self, f.name))
+            for f in fields(self)
+            if f.name not in ("predicted", "reasons")
+        ]
+        return hashlib.sha256(repr(told).encode()).hexdigest()[:12]
+
+    def bytes_on(self, device_id: DeviceId) -> int:
+        """Predicted bytes on one device; 0 where the plan does not touch it."""
+        return sum(part.total_bytes for part in self.predicted if part.device_id == device_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """A model does not fit: what eviction reads, and what the caller is told."""
+
+    model_id: ModelId
+    missing_bytes: Mapping[DeviceId, int]
+    """By how much the smallest acceptable plan exceeds each device."""
+    reason: str
+
+    @property
+    def host_missing_bytes(self) -> int:
+        """Bytes missing in the host's memory."""
+        return self.missing_bytes.get(HOST, 0)
+
+    def __str__(self) -> str:
+        where = ", ".join(f"{format_size(n)} on {d}" for d, n in self.missing_bytes.items())
+        return f"{self.model_id} does not fit: {self.reason}" + (
+            f" ({where} missing)" if where else ""
+        )

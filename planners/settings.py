@@ -1,0 +1,77 @@
+"""What the operator decided, as planners and the fleet read it.
+
+Made by inferenceosd.config, which alone holds defaults.
+"""
+
+from dataclasses import dataclass
+
+from planners.model import ModelId, ModelSettings
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRule:
+    """`[devices."NAME"]`: a device id, an engine name ("Vulkan0") or the vendor's, without case."""
+
+    name: str
+    limit_bytes: int | None
+    reserve_bytes: int | None
+    use: bool | None
+    """None: the kind decides (software devices are left alone)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRule:
+    """`[memory]`: the host's share."""
+
+    limit_bytes: int | None
+    reserve_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRules:
+    """What every plan obeys."""
+
+    devices: tuple[DeviceRule, ...]
+    memory: MemoryRule
+    device_reserve_bytes: int
+    """Kept free on every device without a rule of its own (OLLAMA_GPU_OVERHEAD adds to it)."""
+    context: int | None
+    """Context of a request where the model says nothing; None is automatic."""
+    parallel: int | None
+    type_k: str
+    type_v: str
+    backends: tuple[str, ...]
+    """Backends in order of preference; empty leaves the order to planners.backends."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """How instances live."""
+
+    max_loaded: int | None
+    """Instances at once; None sets no count, memory alone decides."""
+    max_waiting: int
+    """Callers in one model's line."""
+    load_s: float
+    """A load may make no progress for this long."""
+    drain_s: float
+    """Running requests may go on for this long after the daemon was told to stop."""
+    finish_s: float
+    """Running requests may go on for this long after their model was unloaded or changed."""
+    wait_s: float
+    """A caller waits for a slot, a load included, for this long at most."""
+    stop_s: float
+    """From SIGTERM to SIGKILL; at most 15."""
+    restart_window_s: float
+    restart_limit: int
+    """Deaths within the window that open the breaker."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRule:
+    """`[[model]]`: settings for one model, by its name or by its file."""
+
+    name: ModelId
+    path: str | None
+    aliases: tuple[str, ...]
+    settings: ModelSettings

@@ -1,0 +1,84 @@
+"""What reconcile looks at: one frozen view of instances, callers, machine and settings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from planners.backends import Engine
+from planners.exits import Cause
+from planners.hardware import HardwareProfile
+from planners.model import ModelId, ServedModel
+from planners.plan import DeviceBytes, InstanceId, LaunchPlan
+from planners.settings import FleetSettings, PlacementRules
+
+
+class InstanceState(Enum):
+    """Where one instance is in the drawing above."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    BACKOFF = "backoff"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One instance as it is now."""
+
+    instance_id: InstanceId
+    model_id: ModelId
+    state: InstanceState
+    plan: LaunchPlan
+    launch_key: str
+    """What it was planned from (see launch_key); another key means it must be launched anew."""
+    pid: int | None
+    running: int
+    """Leases held."""
+    waiting: int
+    """Callers in the model's line."""
+    keep_alive_s: float
+    last_used_s: float
+    """Monotonic: end of the last lease, or the time it was asked for."""
+    idle_since_s: float | None
+    """Monotonic; None while busy or not ready."""
+    expires_at: float | None
+    """UTC seconds at which an idle instance unloads; inf is never; None while it is not idle."""
+    loaded_at: float | None
+    """UTC seconds at which it last became ready."""
+    load_s: float | None
+    load_progress: float | None
+    """0 to 1 while loading, where the engine tells."""
+    measured: tuple[DeviceBytes, ...]
+    decode_tokens_per_s: float | None
+    prompt_tokens_per_s: float | None
+    restarts: int
+    cause: Cause | None
+    """Of the last exit that was not wanted."""
+    retry_at_s: float | None
+    """Monotonic; when BACKOFF ends, or when FAILED may be tried again; None is never by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Who waits for one model."""
+
+    waiting: int
+    oldest_wait_s: float
+    last_used_s: float | None
+    """Monotonic; None where no lease has ended yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The world at one moment."""
+
+    models: Mapping[ModelId, ServedModel]
+    instances: tuple[Observed, ...]
+    demand: Mapping[ModelId, Demand]
+    hardware: HardwareProfile
+    engines: tuple[Engine, ...] | None
+    """None while they are still being tried: nothing is launched and nobody refused."""
+    rules: PlacementRules
+    settings: FleetSettings

@@ -1,0 +1,97 @@
+"""Writes GGUF files of any shape, tensors left as holes of zeros: what the parser's tests read."""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from planners.ggml.types import TENSOR_TYPES
+
+Value = str | int | float | bool | Sequence[str] | Sequence[int]
+
+_U32, _I32, _F32, _BOOL, _TEXT, _ARRAY, _U64 = 4, 5, 6, 7, 8, 9, 10
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """A tensor without data."""
+
+    name: str
+    shape: tuple[int, ...]
+    type_number: int = 0
+
+    @property
+    def n_bytes(self) -> int:
+        """As ggml counts."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return TENSOR_TYPES[self.type_number].row_bytes(count)
+
+
+def gguf_header(
+    pairs: Mapping[str, Value], holes: Sequence[Hole] = (), *, version: int = 3
+) -> bytes:
+    """The header alone, as a file of `file_size` bytes begins."""
+    offsets = accumulate((_aligned(hole.n_bytes) for hole in holes), initial=0)
+    return b"".join(
+        (
+            b"GGUF",
+            struct.pack("<IQQ", version, len(holes), len(pairs)),
+            *(_text(key) + _value(value) for key, value in pairs.items()),
+            *(_entry(hole, offset) for hole, offset in zip(holes, offsets, strict=False)),
+        )
+    )
+
+
+def file_size(header: bytes, holes: Sequence[Hole]) -> int:
+    """Bytes of the whole file."""
+    return _aligned(len(header)) + sum(_aligned(hole.n_bytes) for hole in holes)
+
+
+def text_array(count: int, *, length: int) -> bytes:
+    """The bytes of an array value of `count` texts, made without a list of them."""
+    item = struct.pack("<Q", length) + b"x" * length
+    return struct.pack("<IIQ", _ARRAY, _TEXT, count) + item * count
+
+
+def pair(key: str, value: bytes) -> bytes:
+    """A metadata pair whose value is already encoded."""
+    return _text(key) + value
+
+
+def _aligned(n_bytes: int) -> int:
+    return -(-n_bytes // 32) * 32
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode("utf-8", "surrogateescape")
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _entry(hole: Hole, offset: int) -> bytes:
+    shape = struct.pack(f"<I{len(hole.shape)}Q", len(hole.shape), *hole.shape)
+    return _text(hole.name) + shape + struct.pack("<IQ", hole.type_number, offset)
+
+
+def _value(value: Value) -> bytes:
+    match value:
+        case bool():
+            return struct.pack("<I?", _BOOL, value)
+        case int():
+            kind, code = (_U64, "Q") if value >= 1 << 32 else (_U32, "I")
+            return struct.pack(f"<I{code}", kind, value)
+        case float():
+            return struct.pack("<If", _F32, value)
+        case str():
+            return struct.pack("<I", _TEXT) + _text(value)
+        case _:
+            return _array(value)
+
+
+def _array(items: Sequence[str] | Sequence[int]) -> bytes:
+    if items and isinstance(items[0], str):
+        body = b"".join(_text(str(item)) for item in items)
+        return struct.pack("<IIQ", _ARRAY, _TEXT, len(items)) + body
+    body = b"".join(struct.pack("<i", int(item)) for item in items)
+    return struct.pack("<IIQ", _ARRAY, _I32, len(items)) + body

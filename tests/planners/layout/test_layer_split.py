@@ -1,0 +1,88 @@
+from dataclasses import replace
+
+import pytest
+
+from planners.compute import MARGIN_SHARE, device_compute_bytes
+from planners.hardware import DeviceId
+from planners.kv_cache import LaunchShape
+from planners.layout.budget import Budget
+from planners.layout.layer_split import Splitter
+from planners.sizes import GIB, MIB
+from tests.fakes.machines import model_info
+
+INFO = model_info(n_layer=10, layer_bytes=100 * MIB)
+SHAPE = LaunchShape(n_ctx=4096, n_parallel=1, n_batch=512, n_ubatch=512)
+LAYER_BYTES = 100 * MIB + 4096 * 2 * 1024 * 2
+BIG, SMALL = DeviceId("big"), DeviceId("small")
+
+
+def fixed_bytes(*, n_gpu_layers: int) -> int:
+    """What a device takes before its first layer."""
+    compute = device_compute_bytes(INFO, replace(SHAPE, split=((BIG, n_gpu_layers),)))
+    return compute + int(compute * MARGIN_SHARE)
+
+
+def budget(device_id: DeviceId, room_bytes: int, *, name: str = "CUDA0") -> Budget:
+    return Budget(device_id, name, "a card", room_bytes, room_bytes, 0, False)
+
+
+def splitter(*devices: Budget, companion_bytes: int = 0) -> Splitter:
+    return Splitter(INFO, devices, companion_bytes=companion_bytes)
+
+
+def test_all_layers_go_to_the_fastest_device_alone_where_they_fit() -> None:
+    both = splitter(budget(BIG, 24 * GIB), budget(SMALL, 24 * GIB))
+
+    assert both.full(SHAPE) == ((BIG, 11),)
+
+
+def test_the_fastest_device_takes_the_last_layers_and_the_next_one_the_rest() -> None:
+    full = fixed_bytes(n_gpu_layers=11)
+    big = budget(BIG, full + INFO.output_bytes + 4 * LAYER_BYTES)
+
+    assert splitter(big, budget(SMALL, 24 * GIB)).full(SHAPE) == ((SMALL, 6), (BIG, 5))
+
+
+def test_a_byte_too_little_costs_a_layer() -> None:
+    partial = fixed_bytes(n_gpu_layers=1)
+    exact = partial + INFO.output_bytes + 4 * LAYER_BYTES
+
+    assert splitter(budget(BIG, exact)).partial(SHAPE) == ((BIG, 5),)
+    assert splitter(budget(BIG, exact - 1)).partial(SHAPE) == ((BIG, 4),)
+
+
+@pytest.mark.parametrize("room_bytes", [-GIB, 0, 100 * MIB])
+def test_a_device_without_room_gets_no_layer(room_bytes: int) -> None:
+    tight = splitter(budget(BIG, room_bytes))
+
+    assert tight.partial(SHAPE) == ()
+    assert tight.full(SHAPE) == ()
+
+
+def test_the_projector_takes_its_room_on_the_first_device_by_name() -> None:
+    room = fixed_bytes(n_gpu_layers=1) + INFO.output_bytes + 4 * LAYER_BYTES
+    devices = (budget(BIG, room, name="CUDA1"), budget(SMALL, room, name="CUDA0"))
+
+    alone = splitter(*devices).partial(SHAPE)
+    joined = splitter(*devices, companion_bytes=4 * LAYER_BYTES).partial(SHAPE)
+
+    assert alone == ((SMALL, 6), (BIG, 5))
+    assert joined == ((SMALL, 3), (BIG, 5))
+
+
+def test_as_few_experts_as_it_takes_go_to_the_host() -> None:
+    info = model_info(n_layer=10, layer_bytes=100 * MIB, expert_bytes=90 * MIB)
+    everything = info.output_bytes + 10 * LAYER_BYTES + 2 * GIB
+
+    def moved(short_bytes: int) -> int:
+        room = budget(BIG, everything - short_bytes)
+        found = Splitter(info, (room,), companion_bytes=0).sparse(SHAPE)
+        assert found is not None
+        assert found.split == ((BIG, 11),)
+        return found.n_cpu_moe
+
+    assert moved(2 * GIB + 100 * MIB) <= moved(2 * GIB + 300 * MIB) <= 10
+
+
+def test_a_dense_model_has_no_experts_to_move() -> None:
+    assert splitter(budget(BIG, 24 * GIB)).sparse(SHAPE) is None

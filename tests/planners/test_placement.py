@@ -1,0 +1,366 @@
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planners.backends import Engine
+from planners.errors import PlanError
+from planners.eviction import Candidate, victims
+from planners.hardware import HOST, Device, DeviceId, HardwareProfile
+from planners.model import LayerKind, ModelInfo, ServedModel
+from planners.placement import plan_launch
+from planners.plan import InstanceId, LaunchPlan, Shortfall
+from planners.settings import PlacementRules
+from planners.sizes import GIB, MIB
+from tests.fakes.machines import (
+    CPU,
+    CUDA,
+    INTEGRATED,
+    LLAMA_8B,
+    LLVMPIPE,
+    RULES,
+    VULKAN,
+    machine,
+    model_info,
+    nvidia,
+    served,
+)
+
+CARD = nvidia(0, 24)
+MOE = model_info(layer_bytes=400 * MIB, expert_bytes=360 * MIB)
+WINDOWS = model_info(kinds=(LayerKind.SWA, LayerKind.SWA, LayerKind.SWA, LayerKind.FULL))
+ENGINES = (CPU, VULKAN, CUDA)
+
+
+def answer(
+    hardware: HardwareProfile,
+    model: ServedModel | None = None,
+    *,
+    engines: tuple[Engine, ...] = ENGINES,
+    rules: PlacementRules = RULES,
+    promised: Mapping[DeviceId, int] | None = None,
+    could_free: Mapping[DeviceId, int] | None = None,
+) -> LaunchPlan | Shortfall:
+    return plan_launch(
+        served() if model is None else model,
+        hardware=hardware,
+        engines=engines,
+        rules=rules,
+        promised=promised or {},
+        could_free=could_free or {},
+    )
+
+
+def planned(hardware: HardwareProfile, model: ServedModel | None = None) -> LaunchPlan:
+    plan = answer(hardware, model)
+    assert isinstance(plan, LaunchPlan), str(plan)
+    return plan
+
+
+def short(hardware: HardwareProfile, model: ServedModel | None = None) -> Shortfall:
+    shortfall = answer(hardware, model)
+    assert isinstance(shortfall, Shortfall)
+    return shortfall
+
+
+def on(plan: LaunchPlan) -> list[tuple[str, int]]:
+    return [(name, layers) for _, name, layers in plan.devices]
+
+
+@pytest.mark.parametrize(
+    ("devices", "backend", "expected"),
+    [
+        pytest.param([], "cpu", [], id="no GPU"),
+        pytest.param([CARD], "cuda", [("CUDA0", 33)], id="one card that holds all"),
+        pytest.param([nvidia(0, 8), CARD], "cuda", [("CUDA0", 33)], id="the larger of two"),
+        pytest.param([INTEGRATED], "vulkan", [("Vulkan7", 33)], id="an integrated GPU alone"),
+        pytest.param([INTEGRATED, CARD], "cuda", [("CUDA0", 33)], id="a laptop with both"),
+        pytest.param([LLVMPIPE], "cpu", [], id="a software device nobody asked for"),
+    ],
+)
+def test_an_8b_model_goes_where_it_is_fastest(
+    devices: list[Device], backend: str, expected: list[tuple[str, int]]
+) -> None:
+    plan = planned(machine(*devices))
+
+    assert (plan.backend, on(plan)) == (backend, expected)
+
+
+def test_two_unequal_cards_share_what_neither_holds() -> None:
+    plan = planned(machine(nvidia(0, 3), nvidia(1, 4)), served(context=4096))
+
+    assert sum(layers for _, layers in on(plan)) == 33
+    assert [name for name, _ in on(plan)] == ["CUDA0", "CUDA1"]  # the larger has the last layers
+    assert plan.tensor_split[1] > plan.tensor_split[0]
+
+
+def test_what_no_device_holds_stays_on_the_processor() -> None:
+    plan = planned(machine(nvidia(0, 4)), served(context=4096))
+
+    assert 10 < plan.n_gpu_layers < 33
+    assert plan.bytes_on(HOST) > 2 * GIB
+
+
+def test_a_software_device_is_used_where_it_was_asked_for() -> None:
+    device = replace(LLVMPIPE, use=True, total_bytes=8 * GIB, free_bytes=8 * GIB)
+
+    assert on(planned(machine(device))) == [("Vulkan0", 33)]
+
+
+def test_memory_that_a_device_shares_with_the_host_counts_twice() -> None:
+    device = replace(LLVMPIPE, use=True, total_bytes=8 * GIB, free_bytes=8 * GIB)
+
+    assert isinstance(answer(machine(device, host_gib=4)), Shortfall)
+
+
+def test_backends_are_tried_in_the_order_of_the_rules() -> None:
+    plan = answer(machine(CARD), rules=replace(RULES, backends=("vulkan", "cuda")))
+
+    assert isinstance(plan, LaunchPlan)
+    assert plan.backend == "vulkan"
+
+
+def test_an_engine_that_gets_more_layers_onto_devices_wins() -> None:
+    only_vulkan = replace(nvidia(1, 24), engine_names=(("vulkan", "Vulkan1"),))
+
+    plan = planned(machine(nvidia(0, 4), only_vulkan))
+
+    assert (plan.backend, plan.n_gpu_layers) == ("vulkan", 33)
+
+
+@pytest.mark.parametrize(
+    ("gib", "context"),
+    [
+        pytest.param(24, 32768, id="24 GiB"),
+        pytest.param(8, 16384, id="8 GiB"),
+        pytest.param(5.3, 4096, id="5.3 GiB"),
+    ],
+)
+def test_an_automatic_context_is_the_largest_that_costs_no_layer(gib: float, context: int) -> None:
+    plan = planned(machine(nvidia(0, gib)))
+
+    assert (plan.context, plan.n_gpu_layers) == (context, 33)
+
+
+def test_an_automatic_context_is_no_more_than_was_trained_for() -> None:
+    assert planned(machine(CARD), served(model_info(n_ctx_train=8192))).context == 8192
+
+
+def test_a_processor_gets_a_context_that_it_can_read() -> None:
+    assert planned(machine(host_gib=64)).context == 8192
+
+
+def test_what_the_operator_fixed_is_kept_at_the_price_of_layers() -> None:
+    plan = planned(machine(nvidia(0, 8)), served(context=32768, parallel=2))
+
+    assert (plan.context, plan.n_parallel) == (32768, 2)
+    assert plan.n_gpu_layers < 33
+
+
+def test_what_the_operator_fixed_is_refused_rather_than_lowered() -> None:
+    shortfall = short(machine(host_gib=8), served(context=131072, parallel=2))
+
+    assert shortfall.host_missing_bytes > 20 * GIB
+    assert "131072 × 2" in shortfall.reason
+
+
+def test_the_ubatch_is_given_up_before_layers() -> None:
+    plans = [planned(machine(nvidia(0, gib)), served(context=4096)) for gib in (5.3, 5.06)]
+
+    assert [plan.n_gpu_layers for plan in plans] == [33, 33]
+    assert plans[1].n_ubatch < plans[0].n_ubatch == 512
+
+
+def test_experts_leave_a_device_before_layers_do() -> None:
+    plan = planned(machine(nvidia(0, 8)), served(MOE))
+
+    assert plan.n_gpu_layers == 33
+    assert 0 < plan.n_cpu_moe <= 32
+
+
+def test_windows_are_kept_whole_where_there_is_room() -> None:
+    assert planned(machine(CARD), served(WINDOWS, context=16384)).swa_full
+    assert not planned(machine(nvidia(0, 6.5)), served(WINDOWS, context=16384)).swa_full
+
+
+def test_an_embedding_model_has_one_batch_for_a_whole_input() -> None:
+    plan = planned(machine(CARD), served(model_info(pooling="mean", n_ctx_train=512)))
+
+    assert plan.embedding
+    assert plan.n_batch == plan.n_ubatch == plan.context == 512
+    assert plan.cache_ram_mib == 0
+
+
+def test_promised_bytes_are_as_good_as_taken() -> None:
+    plan = answer(machine(CARD), promised={CARD.device_id: 21 * GIB})
+
+    assert isinstance(plan, LaunchPlan)
+    assert plan.n_gpu_layers < 33
+
+
+def test_the_projector_is_planned_where_it_will_go() -> None:
+    plain = planned(machine(CARD))
+    with_projector = planned(
+        machine(CARD), served(mmproj_path="/models/mmproj.gguf", companion_bytes=GIB)
+    )
+
+    gpu = CARD.device_id
+    assert with_projector.bytes_on(gpu) - plain.bytes_on(gpu) == GIB
+    assert with_projector.mmproj_path == "/models/mmproj.gguf"
+
+
+def test_settings_are_carried_through() -> None:
+    model = served(draft_path="/d.gguf", lora_paths=("/a.gguf",), flags=("--mlock",))
+
+    plan = planned(machine(CARD), model)
+
+    assert plan.draft_path == "/d.gguf"
+    assert plan.lora_paths == ("/a.gguf",)
+    assert plan.extra_flags == ("--mlock",)
+
+
+def test_the_prompt_cache_is_never_the_engines_8_gib() -> None:
+    plan = planned(machine(host_gib=10))
+
+    assert plan.cache_ram_mib < 1024
+    assert plan.ctx_checkpoints == 0
+
+
+@pytest.mark.parametrize("engines", [(), (CUDA,)], ids=["none", "without a device"])
+def test_engines_decide_what_is_possible(engines: tuple[Engine, ...]) -> None:
+    plan = answer(machine(), engines=engines)
+
+    if engines:
+        assert isinstance(plan, LaunchPlan)
+        assert plan.devices == ()
+    else:
+        assert isinstance(plan, Shortfall)
+        assert not plan.missing_bytes
+
+
+def test_an_unknown_cache_type_is_a_plan_error() -> None:
+    with pytest.raises(PlanError, match="'q9'"):
+        answer(machine(CARD), rules=replace(RULES, type_k="q9"))
+
+
+def test_a_shortfall_counts_what_eviction_must_bring() -> None:
+    busy = replace(CARD, free_bytes=GIB)
+    shortfall = short(machine(busy, host_gib=2))
+    assert set(shortfall.missing_bytes) == {CARD.device_id}
+
+    freed = shortfall.missing_bytes[CARD.device_id]
+    roomier = machine(replace(CARD, free_bytes=GIB + freed), host_gib=2)
+
+    assert isinstance(answer(roomier), LaunchPlan)
+
+
+def test_a_model_too_large_for_the_machine_misses_memory_that_nobody_can_give() -> None:
+    shortfall = short(machine(host_gib=2), served(model_info(n_layer=80, layer_bytes=GIB)))
+
+    assert shortfall.host_missing_bytes > 70 * GIB
+
+
+def test_an_idle_model_is_worth_stopping_for_a_place_on_its_device() -> None:
+    busy = machine(replace(CARD, free_bytes=4 * GIB))
+
+    without = answer(busy)
+    shortfall = answer(busy, could_free={CARD.device_id: 18 * GIB})
+
+    assert isinstance(without, LaunchPlan)
+    assert without.n_gpu_layers < 33
+    assert isinstance(shortfall, Shortfall)
+    idle = Candidate(InstanceId("idle"), {CARD.device_id: 18 * GIB}, 1.0, 0.0)
+    assert victims([idle], shortfall) == ("idle",)
+
+
+def test_an_idle_model_is_left_alone_where_stopping_it_brings_nothing() -> None:
+    plan = answer(machine(CARD), could_free={CARD.device_id: 10 * GIB, HOST: GIB})
+
+    assert isinstance(plan, LaunchPlan)
+
+
+def test_every_decision_has_a_reason_with_numbers() -> None:
+    plan = planned(machine(nvidia(0, 4), LLVMPIPE), served(parallel=2))
+
+    told = " | ".join(plan.reasons)
+    for words in ("2 slots of", "of 33 layers on card 0", "on the processor", "prompt cache of",
+                  "posing as a GPU", "batches of 512"):  # fmt: skip
+        assert words in told
+
+
+MODELS = st.sampled_from([LLAMA_8B, MOE, WINDOWS, model_info(pooling="mean", n_ctx_train=2048)])
+CARD_GIB = st.floats(0.1, 48)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    info=MODELS,
+    cards=st.lists(CARD_GIB, max_size=3),
+    host_gib=st.floats(0.2, 64),
+    context=st.none() | st.integers(1, 40_000),
+    parallel=st.none() | st.integers(1, 4),
+    limit_gib=st.none() | st.floats(0.1, 10),
+    promised_gib=st.floats(0, 4),
+)
+def test_a_plan_never_exceeds_what_there_is(
+    info: ModelInfo,
+    cards: list[float],
+    host_gib: float,
+    context: int | None,
+    parallel: int | None,
+    limit_gib: float | None,
+    promised_gib: float,
+) -> None:
+    limit = None if limit_gib is None else int(limit_gib * GIB)
+    devices = [replace(nvidia(i, gib), limit_bytes=limit) for i, gib in enumerate(cards)]
+    promised = int(promised_gib * GIB)
+    hardware = machine(*devices, host_gib=host_gib)
+    taken = {HOST: promised, **{device.device_id: promised for device in devices}}
+
+    plan = answer(hardware, served(info, context=context, parallel=parallel), promised=taken)
+
+    if isinstance(plan, Shortfall):
+        assert all(n_bytes > 0 for n_bytes in plan.missing_bytes.values())
+        return
+    rooms = {d.device_id: min(d.free_bytes or 0, limit or 1 << 60) for d in devices}
+    rooms[HOST] = hardware.host.available_bytes
+    for part in plan.predicted:
+        assert part.upper_bytes <= rooms[part.device_id] - promised
+    assert sum(plan.tensor_split) == plan.n_gpu_layers <= info.n_layer + 1
+    assert plan.n_parallel == (parallel or 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    info=MODELS,
+    cards=st.lists(CARD_GIB, min_size=1, max_size=3),
+    more_gib=st.floats(0, 24),
+    which=st.integers(0, 2),
+)
+def test_more_memory_never_means_fewer_layers_on_devices(
+    info: ModelInfo, cards: list[float], more_gib: float, which: int
+) -> None:
+    devices = [nvidia(i, 64 - i, free_gib=gib) for i, gib in enumerate(cards)]
+    grown = list(devices)
+    i = which % len(cards)
+    grown[i] = nvidia(i, 64 - i, free_gib=min(cards[i] + more_gib, 60))
+
+    less = planned(machine(*devices, host_gib=64), served(info))
+    more = planned(machine(*grown, host_gib=64), served(info))
+
+    assert more.n_gpu_layers >= less.n_gpu_layers
+
+
+def test_eight_devices_and_a_hundred_layers_are_planned_within_50_ms() -> None:
+    hardware = machine(*(nvidia(i, 8) for i in range(8)), host_gib=64)
+    model = served(model_info(n_layer=100, layer_bytes=700 * MIB), context=8192)
+    times = []
+    for _ in range(3):
+        start_s = time.perf_counter()
+        planned(hardware, model)
+        times.append(time.perf_counter() - start_s)
+
+    assert min(times) < 0.05

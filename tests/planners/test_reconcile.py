@@ -1,0 +1,537 @@
+"""Each test is a world, a pass over it, and the actions that pass asked for."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planners.backends import Engine
+from planners.exits import Cause, ExitKind
+from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile, Host
+from planners.model import LayerInfo, LayerKind, ModelId, ModelInfo, ModelSettings, ServedModel
+from planners.placement import plan_launch
+from planners.plan import InstanceId, LaunchPlan
+from planners.reconcile import (
+    Action,
+    Refuse,
+    Restart,
+    Start,
+    Stop,
+    launch_key,
+    reconcile,
+    taken,
+)
+from planners.settings import FleetSettings, MemoryRule, PlacementRules
+from planners.sizes import GIB, MIB
+from planners.view import Demand, InstanceState, Observed, View
+
+NOW_S = 1000.0
+CARD = DeviceId("pci:0000:01:00.0")
+
+RULES = PlacementRules(
+    devices=(),
+    memory=MemoryRule(None, 0),
+    device_reserve_bytes=0,
+    context=2048,
+    parallel=1,
+    type_k="f16",
+    type_v="f16",
+    backends=(),
+)
+FLEET = FleetSettings(
+    max_loaded=None,
+    max_waiting=10,
+    load_s=60.0,
+    drain_s=2.0,
+    finish_s=60.0,
+    wait_s=60.0,
+    stop_s=2.0,
+    restart_window_s=600.0,
+    restart_limit=5,
+)
+ENGINE = Engine(
+    engine_id="e1",
+    backend="cpu",
+    path="/opt/llama-server",
+    source="config",
+    env=(),
+    flags=frozenset(),
+    devices=(),
+    version="b1",
+)
+
+
+def hardware(
+    *, available_bytes: int = 16 * GIB, devices: tuple[Device, ...] = ()
+) -> HardwareProfile:
+    host = Host(
+        total_bytes=16 * GIB,
+        available_bytes=available_bytes,
+        cgroup_limit_bytes=None,
+        n_cores=8,
+        n_physical_cores=4,
+        cpu_name="a CPU",
+    )
+    return HardwareProfile(host, devices)
+
+
+def model(name: str, *, weights_bytes: int = GIB, pin: bool = False) -> ServedModel:
+    layer = LayerInfo(
+        weight_bytes=weights_bytes // 4,
+        expert_bytes=0,
+        kind=LayerKind.FULL,
+        n_head=8,
+        n_head_kv=8,
+        k_width=512,
+        v_width=512,
+        n_ff=2048,
+        q_width=512,
+    )
+    info = ModelInfo(
+        digest=name,
+        architecture="llama",
+        name=name,
+        quantization="Q8_0",
+        n_params=10**9,
+        n_ctx_train=8192,
+        n_embd=512,
+        n_vocab=32000,
+        n_expert=0,
+        n_expert_used=0,
+        sliding_window=0,
+        layers=(layer,) * 4,
+        input_bytes=MIB,
+        output_bytes=MIB,
+        is_causal=True,
+        pooling=None,
+        chat_template=None,
+        has_vision=False,
+        metadata=(),
+        file_bytes=weights_bytes,
+    )
+    settings = ModelSettings(
+        context=None,
+        parallel=None,
+        pin=pin,
+        keep_alive_s=300.0,
+        flags=(),
+        mmproj_path=None,
+        draft_path=None,
+        lora_paths=(),
+    )
+    return ServedModel(
+        model_id=ModelId(name),
+        aliases=(),
+        path=f"/models/{name}.gguf",
+        info=info,
+        settings=settings,
+        size_bytes=weights_bytes,
+        modified_at=0.0,
+        file_key="1",
+    )
+
+
+A, B = model("a"), model("b")
+WAITING = Demand(waiting=1, oldest_wait_s=1.0, last_used_s=None)
+
+
+def planned(served: ServedModel, machine: HardwareProfile | None = None) -> LaunchPlan:
+    plan = plan_launch(
+        served, hardware=machine or hardware(), engines=(ENGINE,), rules=RULES, promised={}
+    )
+    assert isinstance(plan, LaunchPlan)
+    return plan
+
+
+def seen(
+    served: ServedModel, state: InstanceState = InstanceState.READY, **facts: object
+) -> Observed:
+    is_idle = state is InstanceState.READY
+    observed = Observed(
+        instance_id=InstanceId(f"i-{served.model_id}"),
+        model_id=served.model_id,
+        state=state,
+        plan=planned(served),
+        launch_key=launch_key(served, RULES),
+        pid=None,
+        running=0 if is_idle else 1,
+        waiting=0,
+        keep_alive_s=300.0,
+        last_used_s=NOW_S - 10,
+        idle_since_s=NOW_S - 10 if is_idle else None,
+        expires_at=None,
+        loaded_at=None,
+        load_s=1.0,
+        load_progress=None,
+        measured=(),
+        decode_tokens_per_s=None,
+        prompt_tokens_per_s=None,
+        restarts=0,
+        cause=None,
+        retry_at_s=None,
+    )
+    return replace(observed, **facts)  # type: ignore[arg-type]  # the tests' own field names
+
+
+def busy(served: ServedModel) -> Observed:
+    return seen(served, running=1, idle_since_s=None)
+
+
+def view(
+    *models: ServedModel,
+    instances: tuple[Observed, ...] = (),
+    waiting: tuple[ServedModel, ...] = (),
+    machine: HardwareProfile | None = None,
+    engines: tuple[Engine, ...] | None = (ENGINE,),
+    settings: FleetSettings = FLEET,
+) -> View:
+    waiters = {served.model_id for served in waiting}
+    return View(
+        models={served.model_id: served for served in models},
+        instances=tuple(replace(i, waiting=1) if i.model_id in waiters else i for i in instances),
+        demand=dict.fromkeys(waiters, WAITING),
+        hardware=machine or hardware(),
+        engines=engines,
+        rules=RULES,
+        settings=settings,
+    )
+
+
+def actions(world: View) -> tuple[Action, ...]:
+    return reconcile(world, now_s=NOW_S)
+
+
+def test_an_idle_machine_with_no_callers_needs_nothing() -> None:
+    assert actions(view(A, B)) == ()
+
+
+def test_a_caller_in_line_starts_the_model() -> None:
+    (start,) = actions(view(A, B, waiting=(A,)))
+
+    assert isinstance(start, Start)
+    assert start.plan.model_id == "a"
+    assert start.launch_key == launch_key(A, RULES)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [InstanceState.LOADING, InstanceState.READY, InstanceState.DRAINING, InstanceState.STOPPING],
+)
+def test_a_model_whose_instance_lives_is_not_started_again(state: InstanceState) -> None:
+    assert actions(view(A, instances=(seen(A, state),), waiting=(A,))) == ()
+
+
+def test_a_pinned_model_starts_without_a_caller() -> None:
+    pinned = model("a", pin=True)
+
+    (start,) = actions(view(pinned))
+
+    assert isinstance(start, Start)
+
+
+def test_nothing_starts_while_engines_are_still_being_tried() -> None:
+    assert actions(view(A, waiting=(A,), engines=None)) == ()
+
+
+def test_without_an_engine_callers_are_told_how_to_build_one() -> None:
+    (refusal,) = actions(view(A, waiting=(A,), engines=()))
+
+    assert isinstance(refusal, Refuse)
+    assert "scripts/build_backends.sh cpu" in refusal.reason
+
+
+def test_an_instance_stops_once_its_keep_alive_is_over() -> None:
+    idle = seen(A, idle_since_s=NOW_S - 300)
+
+    assert actions(view(A, instances=(idle,))) == (
+        Stop(idle.instance_id, "unused for 5m, its keep_alive is 5m"),
+    )
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        pytest.param(seen(A, idle_since_s=NOW_S - 299), id="keep_alive not over"),
+        pytest.param(seen(A, idle_since_s=NOW_S - 9999, keep_alive_s=inf), id="kept forever"),
+        pytest.param(busy(A), id="a request runs"),
+        pytest.param(seen(A, InstanceState.LOADING), id="loading, though its callers left"),
+    ],
+)
+def test_an_instance_stays_while(kept: Observed) -> None:
+    assert actions(view(A, instances=(kept,))) == ()
+
+
+def test_a_pinned_instance_outlives_its_keep_alive() -> None:
+    pinned = model("a", pin=True)
+    idle = replace(seen(pinned), idle_since_s=0.0)
+
+    assert actions(view(pinned, instances=(idle,))) == ()
+
+
+def test_a_caller_in_line_keeps_an_expired_instance() -> None:
+    idle = seen(A, idle_since_s=0.0)
+
+    assert actions(view(A, instances=(idle,), waiting=(A,))) == ()
+
+
+def test_keep_alive_zero_unloads_as_soon_as_the_request_is_over() -> None:
+    idle = seen(A, idle_since_s=NOW_S, keep_alive_s=0.0)
+
+    (stop,) = actions(view(A, instances=(idle,)))
+
+    assert isinstance(stop, Stop)
+
+
+def test_a_model_no_longer_offered_is_stopped() -> None:
+    (stop,) = actions(view(B, instances=(busy(A),)))
+
+    assert stop == Stop(InstanceId("i-a"), "the model is no longer offered")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(replace(A, file_key="2"), id="the file"),
+        pytest.param(replace(A, settings=replace(A.settings, context=512)), id="the context"),
+        pytest.param(replace(A, settings=replace(A.settings, flags=("--x",))), id="the flags"),
+    ],
+)
+def test_a_changed_model_is_drained_before_it_starts_anew(changed: ServedModel) -> None:
+    assert actions(view(changed, instances=(seen(A),), waiting=(changed,))) == (
+        Stop(InstanceId("i-a"), "its file or its settings changed"),
+    )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(replace(A.settings, pin=True), id="pin"),
+        pytest.param(replace(A.settings, keep_alive_s=1.0), id="keep_alive"),
+    ],
+)
+def test_settings_that_need_no_launch_leave_the_child_alone(changed: ModelSettings) -> None:
+    assert actions(view(replace(A, settings=changed), instances=(seen(A),))) == ()
+
+
+def test_an_instance_in_backoff_waits_for_its_time() -> None:
+    fallen = seen(A, InstanceState.BACKOFF, retry_at_s=NOW_S + 1, running=0)
+
+    assert actions(view(A, instances=(fallen,), waiting=(A,))) == ()
+
+
+def test_an_instance_in_backoff_restarts_when_its_time_has_come() -> None:
+    fallen = seen(A, InstanceState.BACKOFF, retry_at_s=NOW_S, running=0)
+
+    (restart,) = actions(view(A, instances=(fallen,)))
+
+    assert isinstance(restart, Restart)
+    assert restart.instance_id == "i-a"
+
+
+def test_an_instance_in_backoff_that_nobody_would_still_keep_is_let_go() -> None:
+    fallen = seen(A, InstanceState.BACKOFF, retry_at_s=NOW_S, last_used_s=NOW_S - 301, running=0)
+
+    (stop,) = actions(view(A, instances=(fallen,)))
+
+    assert isinstance(stop, Stop)
+
+
+def test_callers_of_a_failed_model_are_refused_with_its_cause() -> None:
+    cause = Cause(ExitKind.BAD_MODEL, "its file is cut short", 1, ())
+    failed = seen(A, InstanceState.FAILED, cause=cause, running=0)
+
+    assert actions(view(A, instances=(failed,), waiting=(A,))) == (
+        Refuse(A.model_id, "its file is cut short", None),
+    )
+
+
+def test_a_failed_model_that_may_be_tried_again_is() -> None:
+    failed = seen(A, InstanceState.FAILED, retry_at_s=NOW_S, running=0)
+
+    (restart,) = actions(view(A, instances=(failed,), waiting=(A,)))
+
+    assert isinstance(restart, Restart)
+
+
+def test_a_failed_model_without_callers_stays_as_it_is() -> None:
+    failed = seen(A, InstanceState.FAILED, running=0)
+
+    assert actions(view(A, instances=(failed,))) == ()
+
+
+def test_a_model_too_large_for_the_machine_is_refused_with_the_numbers() -> None:
+    large = model("large", weights_bytes=64 * GIB)
+
+    (refusal,) = actions(view(large, waiting=(large,)))
+
+    assert isinstance(refusal, Refuse)
+    assert "GiB" in refusal.reason
+
+
+def test_an_idle_model_makes_room_for_one_that_is_asked_for() -> None:
+    big_a, big_b = model("a", weights_bytes=10 * GIB), model("b", weights_bytes=10 * GIB)
+    idle = seen(big_a)
+
+    (stop,) = actions(view(big_a, big_b, instances=(idle,), waiting=(big_b,)))
+
+    assert isinstance(stop, Stop)
+    assert stop.instance_id == "i-a"
+    assert "b" in stop.reason
+
+
+def gpu_machine(*, free_bytes: int) -> View:
+    """A 12 GiB card with 10 GiB models a (idle, loaded on it) and b (asked for)."""
+    card = Device(
+        device_id=CARD,
+        kind=DeviceKind.DISCRETE,
+        name="a card",
+        engine_names=(("vulkan", "Vulkan0"),),
+        total_bytes=12 * GIB,
+        free_bytes=free_bytes,
+    )
+    big_a, big_b = model("a", weights_bytes=10 * GIB), model("b", weights_bytes=10 * GIB)
+    engine = replace(ENGINE, backend="vulkan")
+    empty = replace(card, free_bytes=12 * GIB)
+    plan = plan_launch(
+        big_a, hardware=hardware(devices=(empty,)), engines=(engine,), rules=RULES, promised={}
+    )
+    assert isinstance(plan, LaunchPlan)
+    assert plan.bytes_on(CARD) > 10 * GIB
+    return view(
+        big_a,
+        big_b,
+        instances=(seen(big_a, plan=plan),),
+        waiting=(big_b,),
+        machine=hardware(devices=(card,)),
+        engines=(engine,),
+    )
+
+
+def test_an_idle_model_on_the_gpu_makes_way_rather_than_the_next_running_on_the_cpu() -> None:
+    (stop,) = actions(gpu_machine(free_bytes=GIB))
+
+    assert isinstance(stop, Stop)
+    assert stop.instance_id == "i-a"
+
+
+def test_a_busy_gpu_leaves_the_next_model_what_the_host_has() -> None:
+    world = gpu_machine(free_bytes=GIB)
+    working = replace(world.instances[0], running=1, idle_since_s=None)
+
+    (start,) = actions(replace(world, instances=(working,)))
+
+    assert isinstance(start, Start)
+    assert start.plan.bytes_on(HOST) > 9 * GIB
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        pytest.param(lambda m: busy(m), id="busy"),
+        pytest.param(lambda m: seen(m, InstanceState.LOADING), id="loading"),
+        pytest.param(lambda m: seen(m, InstanceState.STOPPING), id="stopping"),
+    ],
+)
+def test_a_model_waits_for_room_that_a_working_instance_holds(holder: object) -> None:
+    assert callable(holder)
+    big_a, big_b = model("a", weights_bytes=10 * GIB), model("b", weights_bytes=10 * GIB)
+
+    assert actions(view(big_a, big_b, instances=(holder(big_a),), waiting=(big_b,))) == ()
+
+
+def test_a_pinned_model_is_never_stopped_to_make_room() -> None:
+    pinned = model("a", weights_bytes=10 * GIB, pin=True)
+    big_b = model("b", weights_bytes=10 * GIB)
+
+    world = view(pinned, big_b, instances=(seen(pinned),), waiting=(big_b,))
+
+    assert not [action for action in actions(world) if isinstance(action, Stop)]
+
+
+def test_the_longest_idle_model_makes_way_at_the_limit_of_loaded_models() -> None:
+    c = model("c")
+    older, newer = seen(A, idle_since_s=NOW_S - 20), seen(B, idle_since_s=NOW_S - 5)
+    world = view(
+        A, B, c, instances=(newer, older), waiting=(c,), settings=replace(FLEET, max_loaded=2)
+    )
+
+    (stop,) = actions(world)
+
+    assert isinstance(stop, Stop)
+    assert stop.instance_id == "i-a"
+
+
+def test_two_starts_in_one_pass_never_claim_the_same_memory() -> None:
+    big_a, big_b = model("a", weights_bytes=10 * GIB), model("b", weights_bytes=10 * GIB)
+
+    started = [
+        a for a in actions(view(big_a, big_b, waiting=(big_a, big_b))) if isinstance(a, Start)
+    ]
+
+    assert len(started) == 1
+
+
+def test_every_byte_of_ours_is_counted_once() -> None:
+    llvmpipe = Device(
+        device_id=CARD,
+        kind=DeviceKind.SOFTWARE,
+        name="llvmpipe",
+        engine_names=(("vulkan", "Vulkan0"),),
+        total_bytes=2 * GIB,
+        free_bytes=2 * GIB,
+    )
+    ready, loading = seen(A), seen(B, InstanceState.LOADING)
+
+    ours = taken(hardware(devices=(llvmpipe,)), (ready, loading))
+
+    for part, counted in ((ready, "total_bytes"), (loading, "upper_bytes")):
+        assert getattr(part.plan.predicted[0], counted) > 0
+    assert ours.promised[HOST] + ours.held[HOST] == (
+        ready.plan.bytes_on(HOST) + loading.plan.predicted[0].upper_bytes
+    )
+
+
+states = st.sampled_from(list(InstanceState))
+times = st.floats(0.0, 2 * NOW_S)
+
+
+@given(
+    st.lists(st.tuples(states, times, st.booleans(), times), max_size=4),
+    st.sets(st.integers(0, 5)),
+    st.integers(0, 20),
+)
+def test_no_pass_stops_what_works_for_another_or_starts_a_model_twice(
+    histories: list[tuple[InstanceState, float, bool, float]],
+    waiting: set[int],
+    available_gib: int,
+) -> None:
+    models = [model(f"m{n}", weights_bytes=(n + 1) * GIB, pin=n == 3) for n in range(6)]
+    instances = tuple(
+        replace(
+            seen(models[n], state),
+            running=int(is_busy),
+            idle_since_s=None if is_busy or state is not InstanceState.READY else since_s,
+            retry_at_s=retry_at_s,
+        )
+        for n, (state, since_s, is_busy, retry_at_s) in enumerate(histories)
+    )
+    world = view(
+        *models,
+        instances=instances,
+        waiting=tuple(models[n] for n in waiting),
+        machine=hardware(available_bytes=available_gib * GIB),
+    )
+
+    done = actions(world)
+
+    by_id = {i.instance_id: i for i in world.instances}
+    for stop in (action for action in done if isinstance(action, Stop)):
+        stopped = by_id[stop.instance_id]
+        assert stopped.model_id != "m3"
+        assert stopped.state in (InstanceState.READY, InstanceState.BACKOFF)
+        assert not stopped.running or stopped.state is InstanceState.BACKOFF
+    started = [action.plan.model_id for action in done if isinstance(action, Start)]
+    assert len(set(started)) == len(started)
+    assert not set(started) & {i.model_id for i in world.instances}
