@@ -1,0 +1,1 @@
+"""Programs of the workshop: what make runs, and what they share."""

@@ -1,0 +1,183 @@
+"""One operating-system process, from exec to reaped. It cannot outlive the block that runs it.
+
+Knows nothing of llama-server: lines in, a return code out.
+"""
+
+import asyncio
+import errno
+import os
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import cache
+from typing import cast
+
+from supervisor.errors import SupervisorError
+from supervisor.log_tail import LogTail
+
+OnLine = Callable[[str], None]
+KILLED_S = 5.0  # from SIGKILL to reaped: only a process stuck in the kernel takes longer
+
+
+class SpawnFailed(SupervisorError):
+    """The kernel would not start a program."""
+
+    def __init__(self, *, path: str, why: str) -> None:
+        self.path = path
+        super().__init__(f"cannot start {path}: {why}")
+
+
+class Unreapable(SupervisorError):
+    """A process survived SIGKILL: it is stuck in the kernel, most often in a device driver."""
+
+    def __init__(self, *, pid: int) -> None:
+        self.pid = pid
+        super().__init__(f"process {pid} is stuck in the kernel and cannot be killed")
+
+
+class Child(asyncio.SubprocessProtocol):
+    """A running process: its pid, the tail of its log, and when it ended."""
+
+    def __init__(self, *, on_stdout: OnLine, on_stderr: OnLine) -> None:
+        loop = asyncio.get_running_loop()
+        self.log = LogTail()
+        self.farewell: bytes | None = None
+        """What asks it over stdin to end; None while SIGTERM does."""
+        self._said = LogTail(max_lines=1)
+        self._on_stdout, self._on_stderr = on_stdout, on_stderr
+        self._exited: asyncio.Future[None] = loop.create_future()
+        self._closed: asyncio.Future[None] = loop.create_future()
+        self._transport: asyncio.SubprocessTransport | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id; ours until the block that runs the child is left."""
+        assert self._transport is not None
+        return self._transport.get_pid()
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; negative for a signal."""
+        return self._transport.get_returncode() if self._transport else None
+
+    async def wait(self) -> None:
+        """Return once the process has ended and its last output was read."""
+        await asyncio.shield(self._exited)
+        with suppress(TimeoutError):  # a grandchild may hold the pipes: its output is not ours
+            async with asyncio.timeout(0.2):
+                await asyncio.shield(self._closed)
+
+    def say(self, data: bytes) -> None:
+        """Write to its stdin, without waiting; lost where it no longer reads."""
+        assert self._transport is not None
+        stdin = cast(asyncio.WriteTransport, self._transport.get_pipe_transport(0))
+        if not stdin.is_closing():
+            stdin.write(data)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.SubprocessTransport, transport)
+
+    def pipe_data_received(self, fd: int, data: bytes | str) -> None:
+        raw = data.encode() if isinstance(data, str) else data
+        tail, on_line = (self._said, self._on_stdout) if fd == 1 else (self.log, self._on_stderr)
+        for line in tail.feed(raw):
+            on_line(line)
+
+    def process_exited(self) -> None:
+        if not self._exited.done():
+            self._exited.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+
+@asynccontextmanager
+async def running(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str,
+    stop_s: float,
+    on_stdout: OnLine,
+    on_stderr: OnLine,
+) -> AsyncIterator[Child]:
+    """A child for as long as the block lasts: asked to end, `stop_s`, SIGKILL of its group, reaped.
+
+    It also dies with the daemon: by parent-death signal on Linux, by end of file on its stdin
+    everywhere. Must be entered on the main thread, since the kernel ties that signal to the
+    thread that forks. Raises SpawnFailed.
+    """
+    _check_executable(argv[0])
+    loop = asyncio.get_running_loop()
+    try:
+        transport, child = await loop.subprocess_exec(
+            lambda: Child(on_stdout=on_stdout, on_stderr=on_stderr),
+            *_dying_with_us(),
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=dict(env),
+            cwd=cwd,
+            start_new_session=True,
+        )
+    except OSError as exc:
+        raise SpawnFailed(path=argv[0], why=exc.strerror or str(exc)) from exc
+    try:
+        yield child
+    finally:
+        try:
+            await _stop(child, stop_s=stop_s)
+        finally:
+            transport.close()
+
+
+def _check_executable(path: str) -> None:
+    """Raise SpawnFailed where exec would fail; setpriv would say so too, but less clearly."""
+    if not os.access(path, os.X_OK):
+        why = "not executable" if os.path.exists(path) else os.strerror(errno.ENOENT)
+        raise SpawnFailed(path=path, why=why)
+
+
+async def _stop(child: Child, *, stop_s: float) -> None:
+    """Ask once, wait; then kill the whole group, whatever interrupts us, and reap."""
+    try:
+        if child.returncode is None:
+            _ask_to_end(child)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(stop_s):
+                    await child.wait()
+    finally:
+        if child.returncode is None:
+            await _kill(child)
+
+
+def _ask_to_end(child: Child) -> None:
+    if child.farewell is not None:
+        child.say(child.farewell)
+        return
+    with suppress(ProcessLookupError):
+        os.kill(child.pid, signal.SIGTERM)
+
+
+async def _kill(child: Child) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    try:
+        async with asyncio.timeout(KILLED_S):
+            await child.wait()
+    except TimeoutError as exc:
+        raise Unreapable(pid=child.pid) from exc
+
+
+@cache
+def _dying_with_us() -> tuple[str, ...]:
+    """The prefix that has the kernel kill a child when we end; () where there is none.
+
+    util-linux's setpriv sets it between fork and exec, which preexec_fn cannot do safely.
+    """
+    setpriv = shutil.which("setpriv") if sys.platform == "linux" else None
+    return (setpriv, "--pdeathsig", "KILL", "--") if setpriv else ()

@@ -1,0 +1,207 @@
+"""A child is a real process here: the shell, told to behave badly."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from supervisor.child import Child, SpawnFailed, running
+
+
+def _ignore(line: str) -> None:
+    del line
+
+
+@asynccontextmanager
+async def shell(
+    script: str,
+    *,
+    stop_s: float = 1.0,
+    on_stdout: Callable[[str], None] = _ignore,
+    on_stderr: Callable[[str], None] = _ignore,
+) -> AsyncIterator[Child]:
+    async with running(
+        ["/bin/sh", "-c", script],
+        env={"PATH": os.environ["PATH"]},
+        cwd="/",
+        stop_s=stop_s,
+        on_stdout=on_stdout,
+        on_stderr=on_stderr,
+    ) as child:
+        yield child
+
+
+def is_gone(pid: int) -> bool:
+    """True when the process is no more, or waits to be reaped by a PID 1 that may not reap."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+async def until_gone(pid: int, *, within_s: float = 5.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not is_gone(pid):
+            await asyncio.sleep(0.01)
+
+
+async def first_line(lines: list[str]) -> str:
+    async with asyncio.timeout(5):
+        while not lines:
+            await asyncio.sleep(0.005)
+    return lines[0]
+
+
+async def test_leaving_the_block_ends_the_child() -> None:
+    async with shell("exec sleep 60") as child:
+        pid = child.pid
+
+    assert is_gone(pid)
+    assert child.returncode == -signal.SIGTERM
+
+
+async def test_a_child_that_ignores_sigterm_is_killed_after_stop_s() -> None:
+    said: list[str] = []
+    async with shell(
+        "trap '' TERM; echo ready; while :; do sleep 0.05; done", stop_s=0.2, on_stdout=said.append
+    ) as child:
+        await first_line(said)
+
+    assert child.returncode == -signal.SIGKILL
+
+
+async def test_a_killed_childs_whole_group_dies_with_it() -> None:
+    said: list[str] = []
+    script = "trap '' TERM; sleep 60 & echo $!; while :; do sleep 0.05; done"
+    async with shell(script, stop_s=0.1, on_stdout=said.append):
+        grandchild = int(await first_line(said))
+
+    await until_gone(grandchild)
+
+
+async def test_a_child_that_is_asked_over_its_stdin_gets_no_signal() -> None:
+    said: list[str] = []
+    script = "trap 'echo signalled' TERM; echo ready; read line; echo got $line; exit 7"
+    async with shell(script, on_stdout=said.append) as child:
+        await first_line(said)
+        child.farewell = b"bye\n"
+
+    assert said == ["ready", "got bye"]
+    assert child.returncode == 7
+
+
+async def test_a_stopped_child_is_killed() -> None:
+    async with shell("exec sleep 60", stop_s=0.1) as child:
+        os.kill(child.pid, signal.SIGSTOP)
+        async with asyncio.timeout(5):
+            while psutil.Process(child.pid).status() != psutil.STATUS_STOPPED:
+                await asyncio.sleep(0.005)
+
+    assert child.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("cancels", [1, 2], ids=["cancelled once", "cancelled twice"])
+async def test_cancelling_the_owner_reaps_the_child(cancels: int) -> None:
+    pids: list[int] = []
+
+    async def own() -> None:
+        async with shell("trap '' TERM; while :; do sleep 0.05; done", stop_s=0.5) as child:
+            pids.append(child.pid)
+            await asyncio.Event().wait()
+
+    owner = asyncio.create_task(own())
+    async with asyncio.timeout(5):
+        while not pids:
+            await asyncio.sleep(0.005)
+    for _ in range(cancels):
+        owner.cancel()
+        await asyncio.sleep(0.05)
+    with pytest.raises(asyncio.CancelledError):
+        await owner
+
+    await until_gone(pids[0])
+
+
+async def test_an_error_in_the_block_reaps_the_child_and_travels_on() -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with shell("exec sleep 60") as child:
+            _ = 1 / 0
+
+    assert is_gone(child.pid)
+
+
+async def test_output_is_read_to_the_last_line_before_wait_returns() -> None:
+    heard: list[str] = []
+    async with shell("echo one >&2; echo two >&2; exit 3", on_stderr=heard.append) as child:
+        await child.wait()
+
+    assert heard == ["one", "two"]
+    assert child.returncode == 3
+    assert child.log.last(5) == ("one", "two")
+
+
+async def test_a_flood_of_output_costs_bounded_memory() -> None:
+    heard: list[str] = []
+    flood = "i=0; while [ $i -lt 3000 ]; do printf '%0300d\\n' $i >&2; i=$((i+1)); done"
+    line_of_megabytes = "; head -c 3000000 /dev/zero | tr '\\0' x >&2; echo >&2; echo end >&2"
+    async with shell(flood + line_of_megabytes, on_stderr=heard.append) as child:
+        async with asyncio.timeout(30):
+            await child.wait()
+
+    assert max(map(len, heard)) <= 4096
+    assert child.log.last(1) == ("end",)
+
+
+async def test_a_program_that_is_not_there_is_an_error_that_names_it() -> None:
+    with pytest.raises(SpawnFailed, match=r"/nowhere/llama-server: No such file"):
+        async with running(
+            ["/nowhere/llama-server"],
+            env={},
+            cwd="/",
+            stop_s=1.0,
+            on_stdout=_ignore,
+            on_stderr=_ignore,
+        ):
+            pass
+
+
+async def test_a_child_inherits_no_descriptor_but_its_three_pipes(tmp_path: Path) -> None:
+    said: list[str] = []
+    with (tmp_path / "secret").open("w") as secret:
+        os.set_inheritable(secret.fileno(), False)
+        async with shell("ls -l /proc/$$/fd; echo done", on_stdout=said.append) as child:
+            await child.wait()
+
+    assert said[-1] == "done"
+    assert not [line for line in said if "secret" in line]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
+def test_a_killed_daemon_takes_its_child_along(tmp_path: Path) -> None:
+    program = textwrap.dedent("""
+        import asyncio, sys
+        from supervisor.child import running
+        async def main():
+            async with running(
+                ["/bin/sleep", "60"], env={}, cwd="/", stop_s=1.0, on_stdout=print, on_stderr=print
+            ) as child:
+                print(child.pid, flush=True)
+                await asyncio.Event().wait()
+        asyncio.run(main())
+    """)
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as daemon:
+        assert daemon.stdout is not None
+        child_pid = int(daemon.stdout.readline())
+        daemon.kill()
+
+    asyncio.run(until_gone(child_pid))
