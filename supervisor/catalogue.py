@@ -1,0 +1,164 @@
+"""The models on offer: GGUF files in the configured folders, named by their paths.
+
+Owns what is known of files between scans. A scan is a sweep of stat calls; only what changed is
+read again, in one thread of its own, and the outcome replaces the old one whole.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+
+import structlog
+
+from planners.gguf import GgufError, GgufKind
+from planners.model import BrokenFile, ModelId, ModelInfo, ModelSettings, ServedModel
+from planners.settings import ModelRule
+from supervisor.gguf_files import ModelFile, file_at, read_model, stat_of, sweep
+from supervisor.listing import Files, Listing, Offer, folded, listed
+
+log = structlog.get_logger(__name__)
+
+SCAN_S = 60.0  # a scan that takes longer hangs on a file system that does not answer
+SETTLED_S = 60.0  # a truncated file that was written this recently may still grow
+
+
+EMPTY = Listing(models={}, names={}, broken=())
+
+
+class Catalogue:
+    """Models by name. `scan` looks for changes; between scans nothing here changes."""
+
+    def __init__(
+        self, *, dirs: tuple[str, ...], rules: tuple[ModelRule, ...], defaults: ModelSettings
+    ) -> None:
+        self._offer = Offer(dirs, rules, defaults)
+        self._listing = EMPTY
+        self._library = _Library()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="catalogue")
+        self._reading: tuple[Offer, asyncio.Future[Listing]] | None = None
+
+    def __enter__(self) -> "Catalogue":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Not waited for: a read from a dead network disk may never return.
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def models(self) -> Mapping[ModelId, ServedModel]:
+        """Every model, by its name, as of the last scan."""
+        return self._listing.models
+
+    @property
+    def broken(self) -> tuple[BrokenFile, ...]:
+        """Files that look like models and are none, with the reason, by path."""
+        return self._listing.broken
+
+    def resolve(self, name: str) -> ServedModel | None:
+        """The model of that name or alias; case does not count and ":latest" is optional."""
+        exact = self._listing.models.get(ModelId(name))
+        if exact is not None:
+            return exact
+        model_id = self._listing.names.get(folded(name))
+        return None if model_id is None else self._listing.models[model_id]
+
+    def reconfigure(
+        self, *, dirs: tuple[str, ...], rules: tuple[ModelRule, ...], defaults: ModelSettings
+    ) -> None:
+        """What the next scan goes by."""
+        self._offer = Offer(dirs, rules, defaults)
+
+    async def scan(self) -> bool:
+        """Look at the folders again; True where a model or a broken file came, went or changed."""
+        try:
+            async with asyncio.timeout(SCAN_S):
+                listing = await self._read()
+        except TimeoutError:
+            log.warning("catalogue.stalled", waited_s=SCAN_S, dirs=self._offer.dirs)
+            return False
+        before, self._listing = self._listing, listing
+        _log_changes(before, listing)
+        return listing != before
+
+    async def _read(self) -> Listing:
+        """A listing by the offer in force. A read under way is joined, so that none piles up."""
+        while True:
+            offer = self._offer
+            if self._reading is None or self._reading[1].done():
+                loop = asyncio.get_running_loop()
+                future = loop.run_in_executor(self._thread, self._library.listing, offer)
+                self._reading = (offer, future)
+            read_for, future = self._reading
+            listing = await asyncio.shield(future)
+            if read_for is self._offer:
+                return listing
+
+
+def _log_changes(before: Listing, after: Listing) -> None:
+    if before.models != after.models:
+        log.info("catalogue.changed", n_models=len(after.models), n_broken=len(after.broken))
+    for broken in after.broken:
+        if broken not in before.broken:
+            log.warning("model.broken", path=broken.path, reason=broken.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a file turned out to be."""
+
+    key: str
+    info: ModelInfo | BrokenFile
+    is_final: bool
+    """False where the same file may read differently next time."""
+
+
+class _Library:
+    """What files turned out to be, kept while they stay so. Lives in the reading thread."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Read] = {}
+
+    def listing(self, offer: Offer) -> Listing:
+        """What is on offer now. Blocking."""
+        found = sweep(offer.dirs)
+        named = tuple(
+            (rule, file_at(rule.path, name=rule.name))
+            for rule in offer.rules
+            if rule.path is not None
+        )
+        wanted = [*found.files, *(file for _, file in named if isinstance(file, ModelFile))]
+        self._known = {file.path: self._read(file) for file in wanted}
+        files = Files(
+            found=found.files,
+            named=named,
+            infos={path: read.info for path, read in self._known.items()},
+            companions={path: stat_of(path) for path in offer.companions()},
+            broken=found.broken,
+        )
+        return listed(offer, files)
+
+    def _read(self, file: ModelFile) -> _Read:
+        known = self._known.get(file.path)
+        if known is not None and known.is_final and known.key == file.key:
+            return known
+        try:
+            return _Read(file.key, read_model(file), is_final=True)
+        except GgufError as exc:
+            may_grow = exc.kind is GgufKind.TRUNCATED and _age_s(file) < SETTLED_S
+            hint = "; it was written just now and may still grow" if may_grow else ""
+            return _Read(file.key, BrokenFile(file.path, f"{exc}{hint}"), is_final=not may_grow)
+        except OSError as exc:
+            reason = f"cannot be read: {exc.strerror or exc}"
+            return _Read(file.key, BrokenFile(file.path, reason), is_final=False)
+
+
+def _age_s(file: ModelFile) -> float:
+    return time.time() - file.modified_ns / 1e9

@@ -1,0 +1,1 @@
+"""One probe per source of device facts, each behind a guarded import."""

@@ -1,0 +1,66 @@
+"""What the operator's rules make of a machine. Pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from planners.hardware import Device, DeviceKind, Host
+from planners.settings import DeviceRule, MemoryRule, PlacementRules
+
+
+def ruled_host(host: Host, rule: MemoryRule) -> Host:
+    """`host` under `[memory]`."""
+    return replace(host, limit_bytes=rule.limit_bytes, reserve_bytes=rule.reserve_bytes)
+
+
+def ruled_device(device: Device, rules: PlacementRules) -> Device:
+    """`device` under the rules that name it; where several do, the most exact one decides each key.
+
+    Without a rule a software device is left alone, since it is the CPU over again, only slower.
+    """
+    ranked = ((rank, rule) for rule in rules.devices if (rank := _rank(rule, device)) is not None)
+    mine = [rule for _, rule in sorted(ranked, key=lambda pair: pair[0])]
+    uses = (rule.use for rule in mine if rule.use is not None)
+    limits = (rule.limit_bytes for rule in mine if rule.limit_bytes is not None)
+    reserves = (rule.reserve_bytes for rule in mine if rule.reserve_bytes is not None)
+    return replace(
+        device,
+        limit_bytes=next(limits, None),
+        reserve_bytes=next(reserves, rules.device_reserve_bytes),
+        use=next(uses, device.kind is not DeviceKind.SOFTWARE),
+    )
+
+
+def sharing(device: Device, host: Host) -> Device:
+    """`device`, but an integrated GPU has no more memory than its host can spare."""
+    if device.kind is not DeviceKind.INTEGRATED:
+        return device
+    known = (device.free_bytes, host.available_bytes)
+    return replace(device, free_bytes=min(n for n in known if n is not None))
+
+
+def unmatched(rules: Sequence[DeviceRule], devices: Sequence[Device]) -> Iterator[str]:
+    """A note per rule that names no device: a typing error, or a card that is gone."""
+    names = ", ".join(f"{d.device_id} ({d.name})" for d in devices) or "none"
+    for rule in rules:
+        if all(_rank(rule, device) is None for device in devices):
+            yield f'[devices."{rule.name}"] names no device of this machine; there are: {names}'
+
+
+def unserved(devices: Sequence[Device]) -> Iterator[str]:
+    """A note per card that no engine can use."""
+    for device in devices:
+        if not device.engine_names:
+            yield (
+                f"{device.name} ({device.device_id}): no engine here sees it;"
+                " scripts/build_backends.sh can build one"
+            )
+
+
+def _rank(rule: DeviceRule, device: Device) -> int | None:
+    """How a rule names a device: 0 by id, 1 by engine name, 2 by vendor's name, None not at all."""
+    wanted = rule.name.casefold()
+    if wanted == device.device_id.casefold():
+        return 0
+    if any(wanted == name.casefold() for _, name in device.engine_names):
+        return 1
+    return 2 if wanted == device.name.casefold() else None

@@ -1,0 +1,73 @@
+"""One device as one source sees it, and the shape that every source has."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from planners.hardware import DeviceKind
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A device in the eyes of one source. What that source cannot tell is None."""
+
+    source: str
+    """"nvml", "amdgpu", "apple", or the engine's backend."""
+    name: str
+    """As that source calls it; "" where it has no name."""
+    kind: DeviceKind
+    total_bytes: int | None
+    free_bytes: int | None
+    pci: str | None = None
+    """"0000:01:00.0", lower case."""
+    uuid: str | None = None
+    engine_name: str | None = None
+    """What `--device` calls it; only engines know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one source found, and what it could not read."""
+
+    sightings: tuple[Sighting, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class DeviceSource(Protocol):
+    """One way to look at the machine's devices."""
+
+    name: str
+
+    def read(self) -> Reading:
+        """What is there now. May block or hang: supervisor.devices.patience runs it."""
+        ...
+
+
+_SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "softpipe")
+_INTEGRATED = (
+    "radeon graphics", "radeon(tm) graphics", "radeon vega", "780m", "760m", "740m", "680m", "660m",
+    "880m", "890m", "8050s", "8060s", "uhd graphics", "hd graphics", "iris", "arc(tm) graphics",
+    "arc graphics", "apple", "tegra", "orin", "thor", "gb10", "adreno", "mali",
+)  # fmt: skip
+_DISCRETE = (
+    "nvidia",
+    "geforce",
+    "quadro",
+    "tesla",
+    "radeon rx",
+    "radeon pro",
+    "instinct",
+    "arc(tm) a",
+    "arc(tm) b",
+)
+
+
+def kind_by_name(name: str) -> DeviceKind:
+    """What a device is, by what its drivers call it: no source of ours says it in any other way."""
+    lower = name.lower()
+    if any(word in lower for word in _SOFTWARE):
+        return DeviceKind.SOFTWARE
+    if any(word in lower for word in _INTEGRATED):
+        return DeviceKind.INTEGRATED
+    if any(word in lower for word in _DISCRETE):
+        return DeviceKind.DISCRETE
+    return DeviceKind.UNKNOWN

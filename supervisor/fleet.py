@@ -1,0 +1,330 @@
+"""The loop that brings the machine to what is desired, and the door through which slots are leased.
+
+Level-triggered, one writer: an event says "look", never "do"; only Fleet.run changes the instances.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+import structlog
+
+from planners.backends import Engine
+from planners.hardware import HardwareProfile
+from planners.model import BrokenFile, ModelId, ServedModel
+from planners.placement import plan_launch
+from planners.plan import InstanceId, LaunchPlan, Shortfall
+from planners.reconcile import Action, Refuse, Restart, Start, Stop, reconcile, taken
+from planners.settings import FleetSettings, PlacementRules
+from planners.view import InstanceState, Observed, View
+from supervisor.catalogue import Catalogue
+from supervisor.errors import SupervisorError
+from supervisor.instance import Instance, Shop
+from supervisor.journal import Journal
+from supervisor.lease import (
+    Lease,
+    LeaseBook,
+    ModelUnavailable,
+    Usage,
+    WaitTimedOut,
+)
+from supervisor.probe import HardwareProbe
+
+TICK_S = 1.0  # cadence of a look when nothing happens; what a lost event costs at most
+FRESH_S = 1.0  # a launch is planned on a profile no older than this
+PROFILE_S = 15.0  # cadence of a new profile when nothing is launched
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """What the operator wants, replaced whole by a reload."""
+
+    engines: tuple[Engine, ...] | None
+    """None while they are still being tried: nothing is launched and nobody refused."""
+    rules: PlacementRules
+    settings: FleetSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Where children live."""
+
+    run_dir: Path
+    cwd: Path
+    environ: dict[str, str]
+
+
+class Fleet:
+    """All instances, and who may use them. `run` is its one task; the rest asks or waits."""
+
+    def __init__(
+        self,
+        desired: Desired,
+        *,
+        catalogue: Catalogue,
+        probe: HardwareProbe,
+        journal: Journal,
+        ground: Ground,
+        leaving: Callable[[str], None],
+    ) -> None:
+        self._desired = desired
+        self._catalogue, self._probe, self._journal = catalogue, probe, journal
+        self._book = LeaseBook(max_waiting=desired.settings.max_waiting)
+        self._instances: dict[InstanceId, Instance] = {}
+        self._keep_alive_s: dict[ModelId, float] = {}
+        self._profile: HardwareProfile | None = None
+        self._profiled_s = 0.0
+        self._launched = 0
+        self._woken = asyncio.Event()
+        self._stopping = False
+        self._shop = Shop(
+            book=self._book,
+            journal=journal,
+            settings=lambda: self._desired.settings,
+            environ=ground.environ,
+            run_dir=ground.run_dir,
+            cwd=ground.cwd,
+            leaving=leaving,
+            changed=self.look,
+        )
+
+    async def run(self) -> None:
+        """Look and act until stop() was called and every child is reaped."""
+        async with asyncio.TaskGroup() as tasks:
+            while not self._stopping:
+                for action in await self._decide():
+                    self._begin(action, tasks)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(TICK_S):
+                        await self._woken.wait()
+                self._woken.clear()
+            for instance in self._instances.values():
+                instance.stop("the daemon is stopping", drain_s=self._desired.settings.drain_s)
+
+    def look(self) -> None:
+        """Have the loop look at the world soon."""
+        self._woken.set()
+
+    def stop(self) -> None:
+        """No new leases, drain, stop every child; run() returns when all are reaped."""
+        self._stopping = True
+        self._book.stop()
+        self.look()
+
+    def apply(self, desired: Desired) -> None:
+        """Replace what is desired; instances that it does not touch keep their child."""
+        self._desired = desired
+        self._book.max_waiting = desired.settings.max_waiting
+        self._profiled_s = 0.0
+        self.look()
+
+    # What callers ask for.
+
+    def resolve(self, name: str) -> ServedModel | None:
+        """The model a caller means by `name`."""
+        return self._catalogue.resolve(name)
+
+    def models(self) -> tuple[ServedModel, ...]:
+        """All that is offered, by name."""
+        return tuple(sorted(self._catalogue.models.values(), key=lambda m: m.model_id.lower()))
+
+    def broken(self) -> tuple[BrokenFile, ...]:
+        """Files that look like models and are none."""
+        return self._catalogue.broken
+
+    def running(self) -> tuple[Observed, ...]:
+        """Every instance as it is now."""
+        return tuple(instance.observe() for instance in self._instances.values())
+
+    @asynccontextmanager
+    async def lease(
+        self, model_id: ModelId, *, caller: str, keep_alive_s: float | None = None
+    ) -> AsyncIterator[Lease]:
+        """A slot of a ready child for as long as the block lasts. Raises LeaseError."""
+        lease = await self._granted(model_id, caller=caller, keep_alive_s=keep_alive_s)
+        try:
+            yield lease
+        finally:
+            self._book.give_back(lease, now_s=monotonic())
+            self.look()
+
+    def report(self, lease: Lease, usage: Usage) -> None:
+        """What an exchange under `lease` did."""
+        if instance := self._instances.get(lease.instance_id):
+            instance.served(usage)
+
+    async def load(self, model_id: ModelId, *, keep_alive_s: float | None = None) -> float:
+        """Seconds until the model was ready, 0.0 where it was. Raises LeaseError."""
+        async with self.lease(model_id, caller="", keep_alive_s=keep_alive_s) as lease:
+            return lease.load_s
+
+    def unload(self, model_id: ModelId) -> bool:
+        """Drain and stop the model's instances; False where none ran."""
+        ours = [i for i in self._instances.values() if i.model_id == model_id]
+        for instance in ours:
+            instance.stop("unload was asked for", drain_s=self._desired.settings.finish_s)
+        return bool(ours)
+
+    def retry(self, model_id: ModelId) -> bool:
+        """Forget a failed instance: the next request launches anew. False where none failed."""
+        failed = [
+            instance
+            for instance in self._instances.values()
+            if instance.model_id == model_id and instance.observe().state in _DOWN
+        ]
+        for instance in failed:
+            instance.stop("retry was asked for", drain_s=0.0)
+        return bool(failed)
+
+    async def plan(self, served: ServedModel) -> LaunchPlan | Shortfall:
+        """How the model would be launched beside what runs now, on fresh numbers."""
+        profile = await self._read_profile(max_age_s=FRESH_S)
+        if profile is None:
+            return Shortfall(served.model_id, {}, "the machine's memory cannot be read")
+        others = [seen for seen in self.running() if seen.model_id != served.model_id]
+        ours = taken(profile, others)
+        return plan_launch(
+            served,
+            hardware=profile,
+            engines=self._desired.engines or (),
+            rules=self._desired.rules,
+            promised=ours.promised,
+            held=ours.held,
+        )
+
+    def log_lines(self, model_id: ModelId, n: int) -> tuple[str, ...]:
+        """Up to `n` newest lines of the log of the model's child."""
+        for instance in self._instances.values():
+            if instance.model_id == model_id:
+                return instance.log_lines(n)
+        return ()
+
+    @property
+    def last_profile(self) -> HardwareProfile | None:
+        """The machine as last read; None before the first reading."""
+        return self._profile
+
+    async def _granted(
+        self, model_id: ModelId, *, caller: str, keep_alive_s: float | None
+    ) -> Lease:
+        waiter = self._book.ask(model_id, caller=caller, now_s=monotonic())
+        if keep_alive_s is not None:
+            self._remember_keep_alive(model_id, keep_alive_s)
+        self.look()
+        wait_s = self._desired.settings.wait_s
+        granted = False
+        try:
+            async with asyncio.timeout(wait_s):
+                lease = await asyncio.shield(waiter.granted)
+            granted = True
+        except TimeoutError as exc:
+            raise WaitTimedOut(model_id=model_id, waited_s=wait_s) from exc
+        finally:
+            if not granted:
+                self._book.leave(waiter, now_s=monotonic())
+        return lease
+
+    def _remember_keep_alive(self, model_id: ModelId, keep_alive_s: float) -> None:
+        self._keep_alive_s[model_id] = keep_alive_s
+        for instance in self._instances.values():
+            if instance.model_id == model_id:
+                instance.keep_alive_s = keep_alive_s
+
+    # The loop's own.
+
+    async def _decide(self) -> tuple[Action, ...]:
+        """What to do now; launches and refusals are decided on a fresh profile."""
+        profile = await self._read_profile(max_age_s=PROFILE_S)
+        if profile is None or not reconcile(self._view(profile), now_s=monotonic()):
+            return ()
+        profile = await self._read_profile(max_age_s=FRESH_S) or profile
+        return reconcile(self._view(profile), now_s=monotonic())
+
+    async def _read_profile(self, *, max_age_s: float) -> HardwareProfile | None:
+        """The machine, read again when the last reading is older; None where it never could be."""
+        if self._profile is None or monotonic() - self._profiled_s > max_age_s:
+            try:
+                self._profile = await self._probe.profile()
+            except SupervisorError as exc:
+                log.error("probe.failed", reason=str(exc))  # noqa: TRY400  # the sentence says it
+            self._profiled_s = monotonic()
+        return self._profile
+
+    def _view(self, profile: HardwareProfile) -> View:
+        return View(
+            models=self._catalogue.models,
+            instances=self.running(),
+            demand=self._book.demand(now_s=monotonic()),
+            hardware=profile,
+            engines=self._desired.engines,
+            rules=self._desired.rules,
+            settings=self._desired.settings,
+        )
+
+    def _begin(self, action: Action, tasks: asyncio.TaskGroup) -> None:
+        match action:
+            case Start(plan, launch_key, reason):
+                self._start(plan, launch_key, reason, tasks)
+            case Restart(instance_id, plan, _):
+                self._instances[instance_id].resume(plan, self._engine(plan))
+            case Stop(instance_id, reason):
+                drain_s = self._desired.settings.finish_s
+                self._instances[instance_id].stop(reason, drain_s=drain_s)
+            case Refuse(model_id, reason, retry_after_s):
+                self._refuse(model_id, reason, retry_after_s)
+
+    def _start(
+        self, plan: LaunchPlan, launch_key: str, reason: str, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._launched += 1
+        instance_id = InstanceId(f"i{self._launched}")
+        served = self._catalogue.models[plan.model_id]
+        instance = Instance(
+            instance_id,
+            plan=plan,
+            engine=self._engine(plan),
+            launch_key=launch_key,
+            keep_alive_s=self._keep_alive_s.get(plan.model_id, served.settings.keep_alive_s),
+            shop=self._shop,
+        )
+        self._instances[instance_id] = instance
+        self._journal.record(
+            "instance.planned",
+            model_id=plan.model_id,
+            instance_id=instance_id,
+            reason="; ".join((reason, *plan.reasons)),
+            backend=plan.backend,
+            n_gpu_layers=plan.n_gpu_layers,
+            n_ctx=plan.n_ctx,
+        )
+        tasks.create_task(self._tend(instance), name=f"instance {instance_id}")
+
+    def _engine(self, plan: LaunchPlan) -> Engine:
+        return next(e for e in self._desired.engines or () if e.engine_id == plan.engine_id)
+
+    def _refuse(self, model_id: ModelId, reason: str, retry_after_s: float | None) -> None:
+        error = ModelUnavailable(model_id=model_id, reason=reason, retry_after_s=retry_after_s)
+        refused = self._book.refuse(model_id, error)
+        log.warning("model.refused", model_id=model_id, reason=reason, callers=refused)
+        self._journal.record("model.refused", model_id=model_id, reason=reason, callers=refused)
+
+    async def _tend(self, instance: Instance) -> None:
+        """Run one instance to its end. The boundary that keeps its bugs from its siblings."""
+        try:
+            await instance.run()
+        except Exception:
+            log.exception("instance.broke", instance_id=instance.instance_id)
+            reason = "a bug in inferenceosd ended its instance; the daemon's log has the traceback"
+            self._refuse(instance.model_id, reason, None)
+        finally:
+            del self._instances[instance.instance_id]
+            self._keep_alive_s.pop(instance.model_id, None)
+            self.look()
+
+
+_DOWN = (InstanceState.BACKOFF, InstanceState.FAILED)

@@ -1,0 +1,258 @@
+"""GGUF files on disk: a bounded walk through folders, split models put together, headers read.
+
+Blocking, so the catalogue calls it in its own thread. Knows no settings, and no names but paths.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from planners.ggml.header import GgufHeader
+from planners.gguf import GgufError, GgufKind, NeedMore, model_info, read_header
+from planners.model import BrokenFile, ModelInfo
+
+SUFFIX = ".gguf"
+MAX_DEPTH = 16  # folders below a configured one; a Hugging Face cache nests four
+MAX_ENTRIES = 200_000  # directory entries looked at in one sweep
+FIRST_READ_BYTES = 1 << 20  # holds the header of models with small vocabularies
+MAX_HEADER_BYTES = 256 << 20  # ten times the largest header known
+
+_PART = re.compile(r"(?P<base>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """One regular file as it is now."""
+
+    path: str
+    size_bytes: int
+    modified_ns: int
+    device: int
+    inode: int
+
+    @property
+    def key(self) -> str:
+        """Changes when the file does."""
+        return f"{self.size_bytes}-{self.modified_ns}-{self.device}-{self.inode}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """The file, or all the parts, of one model."""
+
+    name: str
+    """Its path below the configured folder, without .gguf and part numbers."""
+    parts: tuple[FileStat, ...]
+
+    @property
+    def path(self) -> str:
+        """What llama-server is given: the first part."""
+        return self.parts[0].path
+
+    @property
+    def folder(self) -> str:
+        """Where it lies."""
+        return os.path.dirname(self.path)
+
+    @property
+    def stem(self) -> str:
+        """The file's own name, without .gguf and part numbers."""
+        stem = _stem(os.path.basename(self.path))
+        match = _PART.fullmatch(stem)
+        return match["base"] if match else stem
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all parts."""
+        return sum(part.size_bytes for part in self.parts)
+
+    @property
+    def modified_ns(self) -> int:
+        """When the youngest part was written, in UTC."""
+        return max(part.modified_ns for part in self.parts)
+
+    @property
+    def key(self) -> str:
+        """Changes when any part does."""
+        return "+".join(part.key for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What lies in the folders."""
+
+    files: tuple[ModelFile, ...]
+    broken: tuple[BrokenFile, ...]
+
+
+def sweep(folders: Iterable[str], *, max_entries: int = MAX_ENTRIES) -> Sweep:
+    """Every GGUF file in `folders` and below, in order. Hidden files and folders are left alone."""
+    files: list[ModelFile] = []
+    walk = _Walk(max_entries)
+    for folder in folders:
+        for here, found in walk.through(folder):
+            below = os.path.relpath(here, folder)
+            prefix = "" if below == "." else below.replace(os.sep, "/") + "/"
+            whole, broken = _put_together(found, prefix=prefix)
+            files += whole
+            walk.broken += broken
+    return Sweep(tuple(files), tuple(walk.broken))
+
+
+def file_at(path: str, *, name: str) -> ModelFile | BrokenFile:
+    """The model whose only or first file is `path`."""
+    stem = _stem(path)
+    match = _PART.fullmatch(stem)
+    paths = [path]
+    if match and match["number"] == "00001":
+        count = int(match["count"])
+        paths = [f"{match['base']}-{n:05}-of-{count:05}{SUFFIX}" for n in range(1, count + 1)]
+    parts = []
+    for number, part_path in enumerate(paths, start=1):
+        found = stat_of(part_path)
+        if isinstance(found, str):
+            of = f"part {number} of {len(paths)}: " if len(paths) > 1 else ""
+            return BrokenFile(path, f"{of}{found}")
+        parts.append(found)
+    return ModelFile(name, tuple(parts))
+
+
+def stat_of(path: str) -> FileStat | str:
+    """The regular file at `path`, links followed, or why there is none."""
+    try:
+        found = os.stat(path)
+    except OSError as exc:
+        return _reason(exc)
+    if not stat.S_ISREG(found.st_mode):
+        return "a folder" if stat.S_ISDIR(found.st_mode) else "not a regular file"
+    return FileStat(path, found.st_size, found.st_mtime_ns, found.st_dev, found.st_ino)
+
+
+def read_model(file: ModelFile, *, max_header_bytes: int = MAX_HEADER_BYTES) -> ModelInfo:
+    """What the model is. Raises GgufError; OSError where the disk does."""
+    return model_info([_header(part.path, max_header_bytes) for part in file.parts])
+
+
+def _header(path: str, max_bytes: int) -> GgufHeader:
+    # Read, not mapped: a file that shrinks under a mapping kills the process with SIGBUS.
+    with open(path, "rb", opener=_open_at_once) as stream:
+        file_bytes = os.fstat(stream.fileno()).st_size
+        head, wanted_bytes = b"", FIRST_READ_BYTES
+        while True:
+            head += stream.read(wanted_bytes - len(head))
+            try:
+                return read_header(head, file_bytes=file_bytes)
+            except NeedMore as exc:
+                if len(head) < wanted_bytes:
+                    why = f"truncated: it ends at byte {len(head)}"
+                    raise GgufError(GgufKind.TRUNCATED, why) from exc
+                if len(head) >= max_bytes:
+                    why = f"absurd: a header of more than {max_bytes} bytes"
+                    raise GgufError(GgufKind.ABSURD, why) from exc
+                # At least fourfold, so that a header costs few attempts.
+                wanted_bytes = min(max(exc.wanted_bytes, 4 * len(head)), max_bytes)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Opens without waiting for a writer, which a named pipe would have us do."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _reason(exc: OSError) -> str:
+    return (exc.strerror or str(exc)).lower()
+
+
+def _stem(path: str) -> str:
+    return path[: -len(SUFFIX)] if path.lower().endswith(SUFFIX) else path
+
+
+def _put_together(
+    found: list[FileStat], *, prefix: str
+) -> tuple[list[ModelFile], list[BrokenFile]]:
+    """The models whose files lie in one folder."""
+    files: list[ModelFile] = []
+    split: dict[tuple[str, int], dict[int, FileStat]] = {}
+    for file in found:
+        stem = _stem(os.path.basename(file.path))
+        match = _PART.fullmatch(stem)
+        if match is None:
+            files.append(ModelFile(prefix + stem, (file,)))
+        else:
+            parts = split.setdefault((match["base"], int(match["count"])), {})
+            parts[int(match["number"])] = file
+    broken = []
+    for (base, count), parts in split.items():
+        missing = next((n for n in range(1, count + 1) if n not in parts), None)
+        if missing is None:
+            files.append(ModelFile(prefix + base, tuple(parts[n] for n in range(1, count + 1))))
+        else:
+            lost = f"{base}-{missing:05}-of-{count:05}{SUFFIX}"
+            first = min(parts.items())[1].path
+            broken.append(BrokenFile(first, f"part {missing} of {count} is missing: {lost}"))
+    return files, broken
+
+
+class _Walk:
+    """One sweep's progress: where it has been, and how much it may still look at."""
+
+    def __init__(self, max_entries: int) -> None:
+        self._seen: set[tuple[int, int]] = set()
+        self._max_entries = self._entries_left = max_entries
+        self.broken: list[BrokenFile] = []
+
+    def through(self, folder: str) -> Iterator[tuple[str, list[FileStat]]]:
+        """Each folder from `folder` down, with the GGUF files in it, by name."""
+        waiting = [(folder, 0)]
+        while waiting and self._entries_left > 0:
+            here, depth = waiting.pop()
+            try:
+                entries = self._entries(here)
+            except OSError as exc:
+                self.broken.append(BrokenFile(here, f"cannot be searched: {_reason(exc)}"))
+                continue
+            files = [found for entry in entries if (found := self._file(entry)) is not None]
+            yield here, files
+            if depth < MAX_DEPTH:
+                folders = [entry.path for entry in entries if _is_folder(entry)]
+                waiting += [(path, depth + 1) for path in reversed(folders)]
+        if self._entries_left <= 0:
+            reason = f"more than {self._max_entries} entries: the rest is not looked at"
+            self.broken.append(BrokenFile(folder, reason))
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        """What lies in `folder`, by name; nothing where a link led here before. Raises OSError."""
+        found = os.stat(folder)
+        if (found.st_dev, found.st_ino) in self._seen:
+            return []
+        self._seen.add((found.st_dev, found.st_ino))
+        entries: list[os.DirEntry[str]] = []
+        with os.scandir(folder) as listing:
+            for entry in listing:
+                self._entries_left -= 1
+                if self._entries_left <= 0:
+                    break
+                if not entry.name.startswith("."):
+                    entries.append(entry)
+        return sorted(entries, key=lambda entry: entry.name)
+
+    def _file(self, entry: os.DirEntry[str]) -> FileStat | None:
+        if not entry.name.lower().endswith(SUFFIX) or _is_folder(entry):
+            return None
+        if not entry.name.isprintable():  # lone surrogates, which no JSON can carry, are not either
+            shown = entry.path.encode("utf-8", "backslashreplace").decode()
+            self.broken.append(BrokenFile(shown, "its name cannot be printed"))
+            return None
+        found = stat_of(entry.path)
+        if isinstance(found, str):
+            self.broken.append(BrokenFile(entry.path, found))
+            return None
+        return found
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False  # a loop of links: neither folder nor file

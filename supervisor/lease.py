@@ -1,0 +1,286 @@
+"""Slots in use and the callers that wait for one. Synchronous, so atomic on the loop: no locks.
+
+ask ─ the model's instance has a free slot → granted at once
+    └ else → in line: one line a model, round robin over its callers → granted in turn
+leave, refuse, close: a waiter is out of the line, or is told why it will not be served
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from planners.model import ModelId
+from planners.plan import InstanceId
+from planners.view import Demand
+from supervisor.errors import SupervisorError
+
+RETRY_AFTER_S = 5.0  # what a full line tells its callers: about one short answer of a small model
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to use one slot of one child until it is given back."""
+
+    instance_id: InstanceId
+    model_id: ModelId
+    slot: int
+    """The `id_slot` that every request under this lease must name."""
+    socket_path: str
+    """The child's Unix socket; a fresh path per launch, so it also names the child."""
+    context: int
+    """Tokens one request may use."""
+    embedding: bool
+    load_s: float
+    """How long this caller waited for its slot, the load included; 0.0 when granted at once."""
+    granted_at_s: float
+    """Monotonic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one finished exchange did, from the child's own timings."""
+
+    prompt_tokens: int
+    prompt_s: float
+    decode_tokens: int
+    decode_s: float
+
+
+class LeaseError(SupervisorError):
+    """No slot for this caller."""
+
+
+class LineFull(LeaseError):
+    """The model's line is at its bound."""
+
+    def __init__(self, *, model_id: ModelId, waiting: int, retry_after_s: float) -> None:
+        self.model_id, self.waiting, self.retry_after_s = model_id, waiting, retry_after_s
+        super().__init__(
+            f"server busy, please try again: {waiting} requests wait for {model_id}, its limit"
+        )
+
+
+class WaitTimedOut(LeaseError):
+    """A slot did not come free in time."""
+
+    def __init__(self, *, model_id: ModelId, waited_s: float) -> None:
+        self.model_id, self.waited_s = model_id, waited_s
+        super().__init__(f"no slot of {model_id} came free within {waited_s:.0f} s")
+
+
+class ModelUnavailable(LeaseError):
+    """The model cannot be served now, and why."""
+
+    def __init__(self, *, model_id: ModelId, reason: str, retry_after_s: float | None) -> None:
+        self.model_id, self.reason, self.retry_after_s = model_id, reason, retry_after_s
+        super().__init__(f"{model_id} cannot be served: {reason}")
+
+
+class Stopping(LeaseError):
+    """The daemon is going down."""
+
+    def __init__(self) -> None:
+        super().__init__("inferenceosd is stopping; try again when it is back")
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A ready child's slots, as its instance offers them."""
+
+    instance_id: InstanceId
+    model_id: ModelId
+    socket_path: str
+    n_slots: int
+    context: int
+    embedding: bool
+
+
+@dataclass(eq=False, slots=True)
+class Waiter:
+    """One caller in line. `granted` gets the lease, or the LeaseError that ends the wait."""
+
+    model_id: ModelId
+    caller: str
+    asked_at_s: float
+    granted: asyncio.Future[Lease]
+
+
+@dataclass(slots=True)
+class _Line:
+    """A model's waiters: a queue per caller, callers taking turns."""
+
+    by_caller: dict[str, deque[Waiter]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.by_caller.values()))
+
+    def __iter__(self) -> Iterator[Waiter]:
+        for queue in self.by_caller.values():
+            yield from queue
+
+    def join(self, waiter: Waiter) -> None:
+        self.by_caller.setdefault(waiter.caller, deque()).append(waiter)
+
+    def next(self) -> Waiter:
+        """The head of the caller whose turn it is; that caller goes to the back of the round."""
+        caller, queue = next(iter(self.by_caller.items()))
+        del self.by_caller[caller]
+        waiter = queue.popleft()
+        if queue:
+            self.by_caller[caller] = queue
+        return waiter
+
+    def leave(self, waiter: Waiter) -> None:
+        queue = self.by_caller.get(waiter.caller)
+        if queue is None or waiter not in queue:
+            return
+        queue.remove(waiter)
+        if not queue:
+            del self.by_caller[waiter.caller]
+
+
+@dataclass(slots=True)
+class _Desk:
+    """One open instance: who holds which slot."""
+
+    opening: Opening
+    free: list[int]
+    held: dict[int, Lease]
+    idle_since_s: float | None
+
+
+class LeaseBook:
+    """The one owner of slots and lines. Every method runs to its end without an await."""
+
+    def __init__(self, *, max_waiting: int) -> None:
+        self.max_waiting = max_waiting
+        self._desks: dict[InstanceId, _Desk] = {}
+        self._serving: dict[ModelId, InstanceId] = {}
+        self._lines: dict[ModelId, _Line] = {}
+        self._last_used_s: dict[ModelId, float] = {}
+        self._stopping = False
+
+    def ask(self, model_id: ModelId, *, caller: str, now_s: float) -> Waiter:
+        """A waiter, served at once when a slot is free. Raises LineFull, Stopping."""
+        if self._stopping:
+            raise Stopping
+        line = self._lines.setdefault(model_id, _Line())
+        waiter = Waiter(model_id, caller, now_s, asyncio.get_running_loop().create_future())
+        line.join(waiter)
+        self._grant(model_id, now_s=now_s)
+        if not waiter.granted.done() and len(line) > self.max_waiting:
+            line.leave(waiter)
+            raise LineFull(model_id=model_id, waiting=self.max_waiting, retry_after_s=RETRY_AFTER_S)
+        return waiter
+
+    def leave(self, waiter: Waiter, *, now_s: float) -> None:
+        """Take a waiter out, wherever it stands; a lease granted meanwhile is given back."""
+        line = self._lines.get(waiter.model_id)
+        if line is not None:
+            line.leave(waiter)
+            if not line:
+                del self._lines[waiter.model_id]
+        granted = waiter.granted
+        if not granted.done():
+            granted.cancel()
+        elif not granted.cancelled() and granted.exception() is None:
+            self.give_back(granted.result(), now_s=now_s)
+
+    def give_back(self, lease: Lease, *, now_s: float) -> None:
+        """Free the lease's slot for the next in line; a lease of a closed instance is just over."""
+        self._last_used_s[lease.model_id] = now_s
+        desk = self._desks.get(lease.instance_id)
+        if desk is None or desk.held.pop(lease.slot, None) is None:
+            return
+        heappush(desk.free, lease.slot)
+        if not desk.held:
+            desk.idle_since_s = now_s
+        self._grant(lease.model_id, now_s=now_s)
+
+    def open(self, opening: Opening, *, now_s: float) -> None:
+        """Offer a ready child's slots; the model's line moves at once."""
+        slots = list(range(opening.n_slots))
+        heapify(slots)
+        self._desks[opening.instance_id] = _Desk(opening, slots, {}, now_s)
+        self._serving[opening.model_id] = opening.instance_id
+        self._grant(opening.model_id, now_s=now_s)
+
+    def shut(self, instance_id: InstanceId) -> None:
+        """Grant no more of this instance's slots; leases already held go on."""
+        desk = self._desks.get(instance_id)
+        if desk and self._serving.get(desk.opening.model_id) == instance_id:
+            del self._serving[desk.opening.model_id]
+
+    def close(self, instance_id: InstanceId) -> None:
+        """Forget an instance whose child is gone; its leases are void."""
+        self.shut(instance_id)
+        self._desks.pop(instance_id, None)
+
+    def refuse(self, model_id: ModelId, error: LeaseError) -> int:
+        """End every wait for the model with `error`; how many there were."""
+        waiters = list(self._lines.pop(model_id, ()))
+        for waiter in waiters:
+            if not waiter.granted.done():
+                waiter.granted.set_exception(error)
+        return len(waiters)
+
+    def stop(self) -> None:
+        """The daemon goes down: nobody new, and nobody waits in vain."""
+        self._stopping = True
+        for model_id in list(self._lines):
+            self.refuse(model_id, Stopping())
+
+    def running(self, instance_id: InstanceId) -> int:
+        """Leases held on an instance."""
+        desk = self._desks.get(instance_id)
+        return len(desk.held) if desk else 0
+
+    def idle_since_s(self, instance_id: InstanceId) -> float | None:
+        """Since when no lease is held on an open instance; None while busy or not open."""
+        desk = self._desks.get(instance_id)
+        return desk.idle_since_s if desk else None
+
+    def waiting(self, model_id: ModelId) -> int:
+        """Callers in the model's line."""
+        return len(self._lines.get(model_id, ()))
+
+    def demand(self, *, now_s: float) -> Mapping[ModelId, Demand]:
+        """Who wants what, by model."""
+        return {
+            model_id: Demand(
+                waiting=len(line),
+                oldest_wait_s=max((now_s - w.asked_at_s for w in line), default=0.0),
+                last_used_s=self._last_used_s.get(model_id),
+            )
+            for model_id, line in self._lines.items()
+            if len(line)
+        }
+
+    def _grant(self, model_id: ModelId, *, now_s: float) -> None:
+        desk = self._desks.get(self._serving.get(model_id, InstanceId("")))
+        line = self._lines.get(model_id)
+        while desk and line and desk.free:
+            waiter = line.next()
+            if not waiter.granted.done():
+                waiter.granted.set_result(_take(desk, waiter, now_s=now_s))
+        if line is not None and not line:
+            del self._lines[model_id]
+
+
+def _take(desk: _Desk, waiter: Waiter, *, now_s: float) -> Lease:
+    opening, slot = desk.opening, heappop(desk.free)
+    lease = Lease(
+        instance_id=opening.instance_id,
+        model_id=opening.model_id,
+        slot=slot,
+        socket_path=opening.socket_path,
+        context=opening.context,
+        embedding=opening.embedding,
+        load_s=now_s - waiter.asked_at_s,
+        granted_at_s=now_s,
+    )
+    desk.held[slot] = lease
+    desk.idle_since_s = None
+    return lease

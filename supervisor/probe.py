@@ -1,0 +1,160 @@
+"""What the machine is right now: sources read under deadlines, joined to cards, ruled by config.
+
+A source that hangs, is absent or does not match its driver yields a note, never an exception and
+never a wait.
+"""
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from time import monotonic
+
+from planners.argv import child_env
+from planners.backends import Engine, EngineDevice
+from planners.hardware import Device, HardwareProfile, Host
+from planners.settings import PlacementRules
+from supervisor.devices.amd import AmdSource
+from supervisor.devices.apple import AppleSource
+from supervisor.devices.engine import EngineSource
+from supervisor.devices.host import ROOT, HostSource
+from supervisor.devices.identity import devices_of
+from supervisor.devices.nvidia import NvidiaSource
+from supervisor.devices.patience import NoAnswer, PatientReader
+from supervisor.devices.rules import ruled_device, ruled_host, sharing, unmatched, unserved
+from supervisor.devices.sighting import DeviceSource, Reading, Sighting
+from supervisor.errors import SupervisorError
+from supervisor.trial import list_devices
+
+READ_S = 5.0  # NVML's first start wakes every card: seconds on a large machine
+LIST_S = 10.0
+LIST_AGE_S = 10.0  # asking an engine costs a process, on CUDA also a moment of memory
+LIST_RETRY_S = 60.0  # after one that failed: a driver that hangs would cost every profile LIST_S
+
+
+class HostUnread(SupervisorError):
+    """Not even the host's own memory could be read: nothing can be planned."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the host's memory cannot be read: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """An engine's devices, until when they say what is free, and when to ask again."""
+
+    devices: tuple[EngineDevice, ...]
+    fresh_until_s: float
+    due_s: float
+    note: str | None = None
+
+
+class HardwareProbe:
+    """Makes HardwareProfiles, one at a time. Engines and rules are replaced whole by `adopt`."""
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        rules: PlacementRules,
+        *,
+        root: Path = ROOT,
+        sources: Sequence[DeviceSource] | None = None,
+        read_s: float = READ_S,
+        list_age_s: float = LIST_AGE_S,
+    ) -> None:
+        looks = sources or (NvidiaSource(root), AmdSource(root), AppleSource())
+        self._host = PatientReader("host", HostSource(root).read, limit_s=read_s)
+        self._readers = [PatientReader(s.name, s.read, limit_s=read_s) for s in looks]
+        self._list_age_s = list_age_s
+        self._turn = asyncio.Lock()
+        self._engines: tuple[Engine, ...] = ()
+        self._listings: dict[str, _Listing] = {}
+        self.adopt(engines, rules)
+
+    def adopt(self, engines: Sequence[Engine], rules: PlacementRules) -> None:
+        """Go on with these engines, of which new ones listed their devices just now, and rules."""
+        known = {e.path: self._listings[e.path] for e in engines if e in self._engines}
+        self._listings = {e.path: known.get(e.path) or self._heard(e.devices) for e in engines}
+        self._engines, self._rules = tuple(engines), rules
+
+    async def profile(self) -> HardwareProfile:
+        """The machine at this moment, under READ_S and LIST_S. Raises HostUnread."""
+        async with self._turn:
+            now_s = monotonic()
+            host = await self._read_host()
+            readings = await self._read_all()
+            vendors = [sighting for reading in readings for sighting in reading.sightings]
+            await self._refresh_listings(vendors, now_s=now_s)
+            devices = self._joined(vendors, now_s=now_s)
+        rules = self._rules
+        notes = (
+            *(note for reading in readings for note in reading.notes),
+            *(listing.note for listing in self._listings.values() if listing.note),
+            *unserved(devices),
+            *unmatched(rules.devices, devices),
+        )
+        return HardwareProfile(
+            host=ruled_host(host, rules.memory),
+            devices=tuple(ruled_device(sharing(device, host), rules) for device in devices),
+            notes=notes,
+        )
+
+    async def _read_all(self) -> list[Reading]:
+        async with asyncio.TaskGroup() as tasks:
+            reads = [tasks.create_task(_read(reader)) for reader in self._readers]
+        return [read.result() for read in reads]
+
+    async def _read_host(self) -> Host:
+        try:
+            return await self._host.read()
+        except (OSError, NoAnswer) as exc:
+            raise HostUnread(str(exc)) from exc
+
+    async def _refresh_listings(self, vendors: Sequence[Sighting], *, now_s: float) -> None:
+        """Ask those engines anew that alone know how much is free on a device we may use."""
+        by_vendors = self._joined(vendors, now_s=inf)
+        wanted = {
+            name
+            for device in by_vendors
+            if device.free_bytes is None and ruled_device(device, self._rules).use
+            for name in device.engine_names
+        }
+        for engine in self._engines:
+            listing = self._listings.get(engine.path)  # None: `adopt` came while one was asked
+            if listing is None or listing.due_s > now_s:
+                continue
+            if wanted & {(engine.backend, device.name) for device in listing.devices}:
+                heard = await self._listed(engine, listing)
+                if engine.path in self._listings:
+                    self._listings[engine.path] = heard
+
+    async def _listed(self, engine: Engine, last: _Listing) -> _Listing:
+        """A new listing; the last one with a note, and nothing known free, where none comes."""
+        try:
+            return self._heard(await list_devices(engine, limit_s=LIST_S))
+        except SupervisorError as exc:
+            due_s = monotonic() + LIST_RETRY_S
+            return replace(last, fresh_until_s=-inf, due_s=due_s, note=str(exc))
+
+    def _heard(self, devices: tuple[EngineDevice, ...]) -> _Listing:
+        until_s = monotonic() + self._list_age_s
+        return _Listing(devices, fresh_until_s=until_s, due_s=until_s)
+
+    def _joined(self, vendors: Sequence[Sighting], *, now_s: float) -> tuple[Device, ...]:
+        return devices_of(vendors, [self._seen_by(engine, now_s) for engine in self._engines])
+
+    def _seen_by(
+        self, engine: Engine, now_s: float
+    ) -> tuple[tuple[Sighting, ...], Mapping[str, str]]:
+        listing = self._listings[engine.path]
+        source = EngineSource(engine, listing.devices, is_fresh=now_s <= listing.fresh_until_s)
+        return source.read().sightings, child_env(engine, os.environ)
+
+
+async def _read(reader: PatientReader[Reading]) -> Reading:
+    try:
+        return await reader.read()
+    except NoAnswer as exc:
+        return Reading(notes=(str(exc),))

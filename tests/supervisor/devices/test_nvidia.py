@@ -1,0 +1,24 @@
+from pathlib import Path
+
+import pytest
+
+from supervisor.devices.nvidia import has_card, pci_address
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "hardware"
+
+
+def test_a_card_is_seen_on_the_bus_without_a_driver() -> None:
+    assert has_card(FIXTURES / "nvidia-without-driver")
+    assert not has_card(FIXTURES / "vm-cgroup-v1")
+
+
+@pytest.mark.parametrize(
+    ("bus_id", "address"),
+    [
+        (b"00000000:01:00.0", "0000:01:00.0"),
+        ("0000000F:C1:00.0", "000f:c1:00.0"),
+        ("00010000:00:00.0", "10000:00:00.0"),
+    ],
+)
+def test_a_bus_id_is_written_as_the_kernel_writes_it(bus_id: str | bytes, address: str) -> None:
+    assert pci_address(bus_id) == address

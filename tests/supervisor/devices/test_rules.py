@@ -1,0 +1,139 @@
+import pytest
+
+from planners.hardware import Device, DeviceId, DeviceKind, Host
+from planners.settings import DeviceRule, MemoryRule, PlacementRules
+from planners.sizes import GIB
+from supervisor.devices.rules import ruled_device, ruled_host, sharing, unmatched, unserved
+
+CARD = Device(
+    device_id=DeviceId("pci:0000:01:00.0"),
+    kind=DeviceKind.DISCRETE,
+    name="NVIDIA GeForce RTX 4090",
+    engine_names=(("cuda", "CUDA0"), ("vulkan", "Vulkan1")),
+    total_bytes=24 * GIB,
+    free_bytes=20 * GIB,
+)
+SOFTWARE = Device(
+    device_id=DeviceId("vulkan:Vulkan0"),
+    kind=DeviceKind.SOFTWARE,
+    name="llvmpipe (LLVM 15.0.6, 256 bits)",
+    engine_names=(("vulkan", "Vulkan0"),),
+    total_bytes=2 * GIB,
+    free_bytes=2 * GIB,
+)
+HOST = Host(
+    total_bytes=32 * GIB,
+    available_bytes=10 * GIB,
+    cgroup_limit_bytes=None,
+    n_cores=8,
+    n_physical_cores=4,
+    cpu_name="x",
+)
+
+
+def rule(
+    name: str,
+    *,
+    limit_bytes: int | None = None,
+    reserve_bytes: int | None = None,
+    use: bool | None = None,
+) -> DeviceRule:
+    return DeviceRule(name=name, limit_bytes=limit_bytes, reserve_bytes=reserve_bytes, use=use)
+
+
+def rules(*devices: DeviceRule, device_reserve_bytes: int = GIB) -> PlacementRules:
+    return PlacementRules(
+        devices=devices,
+        memory=MemoryRule(limit_bytes=None, reserve_bytes=0),
+        device_reserve_bytes=device_reserve_bytes,
+        context=None,
+        parallel=None,
+        type_k="f16",
+        type_v="f16",
+        backends=(),
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["pci:0000:01:00.0", "PCI:0000:01:00.0", "CUDA0", "vulkan1", "nvidia geforce rtx 4090"],
+)
+def test_a_rule_names_a_device_by_id_engine_name_or_vendors_name(name: str) -> None:
+    device = ruled_device(CARD, rules(rule(name, limit_bytes=6 * GIB)))
+
+    assert device.limit_bytes == 6 * GIB
+
+
+def test_a_rule_for_another_device_changes_nothing_but_the_common_reserve() -> None:
+    device = ruled_device(CARD, rules(rule("CUDA1", limit_bytes=1, use=False)))
+
+    assert (device.limit_bytes, device.reserve_bytes, device.use) == (None, GIB, True)
+
+
+def test_a_device_with_a_reserve_of_its_own_has_that_one() -> None:
+    assert ruled_device(CARD, rules(rule("CUDA0", reserve_bytes=0))).reserve_bytes == 0
+
+
+def test_of_two_rules_the_more_exact_one_decides_each_key() -> None:
+    device = ruled_device(
+        CARD,
+        rules(
+            rule("NVIDIA GeForce RTX 4090", limit_bytes=8 * GIB, reserve_bytes=2 * GIB),
+            rule("pci:0000:01:00.0", limit_bytes=4 * GIB),
+        ),
+    )
+
+    assert (device.limit_bytes, device.reserve_bytes) == (4 * GIB, 2 * GIB)
+
+
+def test_a_software_device_is_left_alone_until_a_rule_says_use() -> None:
+    assert not ruled_device(SOFTWARE, rules()).use
+    assert not ruled_device(SOFTWARE, rules(rule("Vulkan0", limit_bytes=GIB))).use
+    assert ruled_device(SOFTWARE, rules(rule("Vulkan0", use=True))).use
+
+
+def test_the_operator_can_keep_us_off_a_card() -> None:
+    assert not ruled_device(CARD, rules(rule("CUDA0", use=False))).use
+
+
+def test_the_hosts_share_is_the_memory_rules() -> None:
+    host = ruled_host(HOST, MemoryRule(limit_bytes=4 * GIB, reserve_bytes=GIB))
+
+    assert (host.limit_bytes, host.reserve_bytes) == (4 * GIB, GIB)
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "expected"), [(20 * GIB, 10 * GIB), (3 * GIB, 3 * GIB), (None, 10 * GIB)]
+)
+def test_an_integrated_gpu_has_no_more_than_its_host_can_spare(
+    free_bytes: int | None, expected: int
+) -> None:
+    gpu = Device(
+        device_id=DeviceId("vulkan:Vulkan0"),
+        kind=DeviceKind.INTEGRATED,
+        name="AMD Radeon 780M",
+        engine_names=(),
+        total_bytes=None,
+        free_bytes=free_bytes,
+    )
+
+    assert sharing(gpu, HOST).free_bytes == expected
+
+
+def test_a_card_of_its_own_does_not_share_the_hosts_memory() -> None:
+    assert sharing(CARD, HOST) == CARD
+
+
+def test_a_rule_that_names_nothing_is_noted_with_what_there_is() -> None:
+    (note,) = unmatched((rule("Vulcan0"), rule("Vulkan1")), [CARD])
+
+    assert '"Vulcan0"' in note
+    assert "pci:0000:01:00.0" in note
+
+
+def test_a_card_no_engine_sees_is_noted() -> None:
+    lonely = Device(DeviceId("pci:0000:02:00.0"), DeviceKind.DISCRETE, "NVIDIA T4", (), None, None)
+
+    (note,) = unserved([CARD, lonely])
+
+    assert "NVIDIA T4" in note

@@ -1,0 +1,350 @@
+"""The fleet on real processes. What callers see, and that no process is left."""
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from planners.model import ModelId
+from planners.view import InstanceState
+from supervisor.lease import LineFull, ModelUnavailable, Stopping, WaitTimedOut
+from supervisor.tinymodel import tiny_model
+
+TINY = ModelId("tiny")
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+async def test_a_model_is_loaded_by_its_first_caller_and_kept_for_the_next(
+    fleet_world: Any,
+) -> None:
+    async with fleet_world() as world:
+        first = await world.served_by()
+        second = await world.served_by()
+
+        assert first == second
+        assert not is_gone(first)
+    assert is_gone(first)
+
+
+async def test_one_load_serves_everyone_who_waits(fleet_world: Any) -> None:
+    async with fleet_world() as world:
+        world.order(load_s=0.3)
+
+        pids = await asyncio.gather(*(world.served_by() for _ in range(10)))
+
+        assert len(set(pids)) == 1
+        assert (await world.kinds()).count("instance.started") == 1
+
+
+async def test_callers_hold_different_slots(fleet_world: Any) -> None:
+    async with (
+        fleet_world() as world,
+        world.fleet.lease(TINY, caller="a") as one,
+        world.fleet.lease(TINY, caller="b") as other,
+    ):
+        assert {one.slot, other.slot} == {0, 1}
+
+
+async def test_a_load_goes_on_when_its_caller_leaves(fleet_world: Any) -> None:
+    async with fleet_world() as world:
+        world.order(load_s=0.3)
+        caller = asyncio.create_task(world.served_by())
+        await world.until_state(InstanceState.LOADING)
+
+        caller.cancel()
+
+        await world.until_state(InstanceState.READY)
+        assert world.fleet.running()[0].running == 0
+
+
+async def test_a_caller_who_leaves_frees_the_slot(fleet_world: Any) -> None:
+    async with fleet_world() as world:
+
+        async def hold() -> None:
+            async with world.fleet.lease(TINY, caller="a"):
+                await asyncio.Event().wait()
+
+        holder = asyncio.create_task(hold())
+        await world.until(lambda: bool(world.seen()) and world.seen().running == 1)
+
+        holder.cancel()
+
+        await world.until(lambda: world.seen().running == 0)
+
+
+async def test_an_idle_model_is_unloaded_after_its_keep_alive(fleet_world: Any) -> None:
+    async with fleet_world() as world:
+        pid = await world.served_by(keep_alive_s=0.2)
+
+        await world.until_state(None)
+
+        assert is_gone(pid)
+        assert world.gone, "the proxy is told before its connections break"
+        assert not list(world.run_dir.glob("*.sock"))
+
+
+async def test_a_keep_alive_once_given_holds_for_later_requests(fleet_world: Any) -> None:
+    async with fleet_world() as world:
+        await world.served_by(keep_alive_s=1234.0)
+
+        await world.served_by()
+
+        assert world.seen().keep_alive_s == 1234.0
+
+
+async def test_unload_waits_for_running_requests(fleet_world: Any) -> None:
+    async with fleet_world() as world:
+        async with world.fleet.lease(TINY, caller="a"):
+            pid = world.seen().pid
+            assert world.fleet.unload(TINY)
+            await world.until_state(InstanceState.DRAINING)
+            assert not is_gone(pid)
+
+        await world.until_state(None)
+        assert not world.fleet.unload(TINY)
+
+
+async def test_a_child_killed_while_idle_is_replaced_before_anyone_asks(fleet_world: Any) -> None:
+    async with fleet_world() as world:
+        first = await world.served_by()
+
+        os.kill(first, signal.SIGKILL)
+        await world.until(lambda: world.seen().pid not in (first, None))
+        second = await world.served_by()
+
+        assert second != first
+        events = await world.journal.events(model_id=TINY, since=0.0, limit=100)
+        (ended,) = [event for event in events if event.kind == "instance.ended"]
+        assert "SIGKILL" in ended.reason
+
+
+async def test_a_dead_child_is_noticed_within_a_tenth_of_a_second(fleet_world: Any) -> None:
+    async with fleet_world() as world:
+        pid = await world.served_by()
+
+        os.kill(pid, signal.SIGKILL)
+
+        await world.until(lambda: world.seen().pid != pid, within_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("bad_model", "GGUF"),
+        ("bad_arch", "zlama"),
+        ("oom", "memory"),
+        ("host_oom", "memory"),
+    ],
+)
+async def test_a_load_that_can_only_fail_again_is_refused_with_its_cause(
+    fleet_world: Any, fault: str, reason: str
+) -> None:
+    async with fleet_world() as world:
+        world.order(die_while_loading=fault)
+
+        with pytest.raises(ModelUnavailable, match=reason):
+            await world.served_by()
+        with pytest.raises(ModelUnavailable, match=reason):
+            async with asyncio.timeout(0.5):
+                await world.served_by()
+
+        assert world.seen().state is InstanceState.FAILED
+        assert (await world.kinds()).count("instance.started") == 1
+
+
+async def test_a_child_that_dies_again_and_again_opens_the_breaker(fleet_world: Any) -> None:
+    async with fleet_world() as world:
+        world.order(die_while_loading="crash")
+
+        with pytest.raises(ModelUnavailable, match="SIGSEGV"):
+            await world.served_by()
+
+        assert (await world.kinds()).count("instance.started") == 3
+        assert world.seen().cause.log_tail
+
+
+async def test_retry_closes_the_breaker(fleet_world: Any) -> None:
+    async with fleet_world() as world:
+        world.order(die_while_loading="bad_model")
+        with pytest.raises(ModelUnavailable):
+            await world.served_by()
+        world.order()
+
+        assert world.fleet.retry(TINY)
+
+        assert await world.served_by()
+
+
+async def test_a_changed_file_closes_the_breaker(fleet_world: Any) -> None:
+    async with fleet_world() as world:
+        world.order(die_while_loading="bad_model")
+        with pytest.raises(ModelUnavailable):
+            await world.served_by()
+        world.order()
+
+        (world.models / "tiny.gguf").unlink()
+        (world.models / "tiny.gguf").write_bytes(tiny_model())
+        await world.catalogue.scan()
+        world.fleet.look()
+
+        assert await world.served_by()
+
+
+async def test_a_load_without_progress_is_ended(fleet_world: Any) -> None:
+    async with fleet_world(load_s=0.3, restart_limit=1) as world:
+        world.order(stuck_loading=True)
+
+        with pytest.raises(ModelUnavailable, match="no progress"):
+            await world.served_by()
+
+
+async def test_a_child_that_ignores_sigterm_is_killed(fleet_world: Any) -> None:
+    async with fleet_world(stop_s=0.2) as world:
+        world.order(ignore_sigterm=True)
+        pid = await world.served_by()
+
+        world.fleet.unload(TINY)
+
+        await world.until_state(None)
+        assert is_gone(pid)
+
+
+async def test_a_stopping_fleet_lets_requests_end_and_takes_no_new_ones(fleet_world: Any) -> None:
+    async with fleet_world() as world, world.fleet.lease(TINY, caller="a"):
+        pid = world.seen().pid
+        world.fleet.stop()
+
+        with pytest.raises(Stopping):
+            await world.served_by()
+        assert not is_gone(pid)
+
+
+async def test_a_request_that_never_ends_is_cut_after_drain_s(fleet_world: Any) -> None:
+    async with fleet_world(drain_s=0.2) as world, world.fleet.lease(TINY, caller="a"):
+        pid = world.seen().pid
+        world.fleet.stop()
+
+        await world.until(lambda: is_gone(pid), within_s=5.0)
+
+
+async def test_waiters_are_told_when_the_daemon_stops(fleet_world: Any) -> None:
+    async with fleet_world() as world:
+        world.order(load_s=5.0)
+        waiter = asyncio.create_task(world.served_by())
+        await world.until_state(InstanceState.LOADING)
+
+        world.fleet.stop()
+
+        with pytest.raises(Stopping):
+            await waiter
+
+
+async def test_a_wait_for_a_slot_is_bounded(fleet_world: Any) -> None:
+    async with fleet_world(wait_s=0.2) as world:
+        world.order(load_s=5.0)
+
+        with pytest.raises(WaitTimedOut):
+            await world.served_by()
+
+
+async def test_a_full_line_refuses_at_once(fleet_world: Any) -> None:
+    async with fleet_world(max_waiting=2) as world:
+        world.order(load_s=1.0)
+        waiters = [asyncio.create_task(world.served_by()) for _ in range(2)]
+        await world.until_state(InstanceState.LOADING)
+
+        with pytest.raises(LineFull):
+            await world.served_by()
+
+        await asyncio.gather(*waiters)
+
+
+async def test_a_changed_model_is_drained_and_launched_anew_on_demand(fleet_world: Any) -> None:
+    async with fleet_world() as world:
+        first = await world.served_by()
+
+        rules = replace(world.desired.rules, context=1024)
+        world.desired = replace(world.desired, rules=rules)
+        world.fleet.apply(world.desired)
+        await world.until_state(None)
+        second = await world.served_by()
+
+        assert is_gone(first)
+        assert second != first
+
+
+async def test_a_reload_that_changes_nothing_for_a_model_keeps_its_child(fleet_world: Any) -> None:
+    async with fleet_world() as world:
+        first = await world.served_by()
+
+        world.apply(wait_s=5.0)
+        await asyncio.sleep(0)
+
+        assert await world.served_by() == first
+
+
+async def test_a_model_whose_file_is_gone_is_stopped(fleet_world: Any) -> None:
+    async with fleet_world() as world:
+        pid = await world.served_by()
+
+        (world.models / "tiny.gguf").unlink()
+        await world.catalogue.scan()
+        world.fleet.look()
+
+        await world.until_state(None)
+        assert is_gone(pid)
+
+
+async def test_the_limit_of_loaded_models_stops_the_idle_one(fleet_world: Any) -> None:
+    async with fleet_world(names=("tiny", "other"), max_loaded=1) as world:
+        first = await world.served_by("tiny")
+
+        await world.served_by("other")
+
+        assert is_gone(first)
+        assert world.seen("tiny") is None
+
+
+async def test_another_model_stays_usable_while_one_loads(fleet_world: Any) -> None:
+    async with fleet_world(names=("tiny", "other")) as world:
+        await world.served_by("other")
+        world.order(load_s=5.0)
+        loading = asyncio.create_task(world.served_by("tiny"))
+        await world.until_state(InstanceState.LOADING)
+
+        async with asyncio.timeout(0.5):
+            await world.served_by("other")
+
+        loading.cancel()
+
+
+async def test_the_childs_log_can_be_read_after_its_end(fleet_world: Any) -> None:
+    async with fleet_world() as world:
+        world.order(die_while_loading="bad_model")
+        with pytest.raises(ModelUnavailable):
+            await world.served_by()
+
+        assert any("invalid magic" in line for line in world.fleet.log_lines(TINY, 50))
+
+
+async def test_children_live_in_a_private_folder_with_a_scrubbed_environment(
+    fleet_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "1")
+    monkeypatch.setenv("LD_PRELOAD", "/nowhere.so")
+    async with fleet_world() as world:
+        child = psutil.Process(await world.served_by())
+
+        assert Path(child.cwd()) == world.run_dir / "cwd"
+        assert not {"LLAMA_ARG_CTX_SIZE", "LD_PRELOAD"} & set(child.environ())

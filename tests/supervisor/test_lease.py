@@ -1,0 +1,197 @@
+"""The book is synchronous: each test calls, then looks at who was granted what."""
+
+import asyncio
+
+import pytest
+
+from planners.model import ModelId
+from planners.plan import InstanceId
+from supervisor.lease import LeaseBook, LineFull, ModelUnavailable, Opening, Stopping, Waiter
+
+M = ModelId("m")
+I1, I2 = InstanceId("i1"), InstanceId("i2")
+
+
+def opening(instance_id: InstanceId = I1, *, n_slots: int = 1) -> Opening:
+    return Opening(
+        instance_id=instance_id,
+        model_id=M,
+        socket_path=f"/run/{instance_id}.sock",
+        n_slots=n_slots,
+        context=4096,
+        embedding=False,
+    )
+
+
+@pytest.fixture
+def book() -> LeaseBook:
+    return LeaseBook(max_waiting=3)
+
+
+def ask(book: LeaseBook, caller: str = "a", *, now_s: float = 0.0) -> Waiter:
+    return book.ask(M, caller=caller, now_s=now_s)
+
+
+def is_served(waiter: Waiter) -> bool:
+    return waiter.granted.done()
+
+
+async def test_a_free_slot_is_granted_at_once(book: LeaseBook) -> None:
+    book.open(opening(), now_s=0.0)
+
+    lease = ask(book, now_s=5.0).granted.result()
+
+    assert (lease.instance_id, lease.slot, lease.load_s) == (I1, 0, 0.0)
+    assert book.running(I1) == 1
+
+
+async def test_the_line_moves_when_the_instance_opens(book: LeaseBook) -> None:
+    first, second = ask(book, now_s=1.0), ask(book, now_s=2.0)
+
+    book.open(opening(), now_s=4.0)
+
+    assert first.granted.result().load_s == 3.0
+    assert not is_served(second)
+
+
+async def test_a_slot_given_back_goes_to_the_next_in_line(book: LeaseBook) -> None:
+    book.open(opening(), now_s=0.0)
+    lease = ask(book).granted.result()
+    waiting = ask(book)
+
+    book.give_back(lease, now_s=1.0)
+
+    assert waiting.granted.result().slot == lease.slot
+
+
+async def test_giving_back_twice_frees_one_slot(book: LeaseBook) -> None:
+    book.open(opening(), now_s=0.0)
+    lease = ask(book).granted.result()
+    book.give_back(lease, now_s=1.0)
+    ask(book)
+
+    book.give_back(lease, now_s=2.0)
+
+    assert book.running(I1) == 0 or not is_served(ask(book))
+
+
+async def test_callers_take_turns(book: LeaseBook) -> None:
+    book.open(opening(), now_s=0.0)
+    lease = ask(book, "batch").granted.result()
+    batch = [ask(book, "batch"), ask(book, "batch")]
+    chat = ask(book, "chat")
+
+    book.give_back(lease, now_s=1.0)
+    assert is_served(batch[0])
+    book.give_back(batch[0].granted.result(), now_s=2.0)
+
+    assert is_served(chat)
+    assert not is_served(batch[1])
+
+
+async def test_a_full_line_takes_nobody(book: LeaseBook) -> None:
+    waiters = [ask(book) for _ in range(3)]
+
+    with pytest.raises(LineFull) as full:
+        ask(book)
+
+    assert full.value.waiting == 3
+    assert book.waiting(M) == len(waiters)
+
+
+async def test_a_caller_who_leaves_the_line_is_skipped(book: LeaseBook) -> None:
+    gone, stays = ask(book), ask(book)
+
+    book.leave(gone, now_s=1.0)
+    book.open(opening(), now_s=2.0)
+
+    assert gone.granted.cancelled()
+    assert is_served(stays)
+
+
+async def test_a_caller_who_leaves_as_it_is_granted_gives_the_slot_back(book: LeaseBook) -> None:
+    book.open(opening(), now_s=0.0)
+    waiter = ask(book)
+
+    book.leave(waiter, now_s=1.0)
+
+    assert book.running(I1) == 0
+    assert book.idle_since_s(I1) == 1.0
+
+
+async def test_nobody_left_in_line_is_no_demand(book: LeaseBook) -> None:
+    book.leave(ask(book), now_s=1.0)
+
+    assert book.demand(now_s=2.0) == {}
+
+
+async def test_demand_tells_the_longest_wait(book: LeaseBook) -> None:
+    ask(book, now_s=1.0)
+    ask(book, now_s=3.0)
+
+    demand = book.demand(now_s=5.0)[M]
+
+    assert (demand.waiting, demand.oldest_wait_s) == (2, 4.0)
+
+
+async def test_a_shut_instance_grants_no_more_but_its_leases_go_on(book: LeaseBook) -> None:
+    book.open(opening(n_slots=2), now_s=0.0)
+    lease = ask(book).granted.result()
+
+    book.shut(I1)
+
+    assert not is_served(ask(book))
+    assert book.running(I1) == 1
+    book.give_back(lease, now_s=1.0)
+    assert book.running(I1) == 0
+
+
+async def test_a_lease_of_a_closed_instance_frees_no_slot_of_its_successor(
+    book: LeaseBook,
+) -> None:
+    book.open(opening(), now_s=0.0)
+    old = ask(book).granted.result()
+    book.close(I1)
+    book.open(opening(I2), now_s=1.0)
+    ask(book)
+
+    book.give_back(old, now_s=2.0)
+
+    assert book.running(I2) == 1
+
+
+async def test_refusing_ends_every_wait_with_the_reason(book: LeaseBook) -> None:
+    waiters = [ask(book), ask(book)]
+    error = ModelUnavailable(model_id=M, reason="bad file", retry_after_s=None)
+
+    assert book.refuse(M, error) == 2
+
+    for waiter in waiters:
+        with pytest.raises(ModelUnavailable, match="bad file"):
+            await waiter.granted
+    assert book.waiting(M) == 0
+
+
+async def test_a_stopping_daemon_takes_nobody_and_ends_every_wait(book: LeaseBook) -> None:
+    waiter = ask(book)
+
+    book.stop()
+
+    with pytest.raises(Stopping):
+        await waiter.granted
+    with pytest.raises(Stopping):
+        ask(book)
+
+
+async def test_slots_are_never_held_twice_whatever_the_order(book: LeaseBook) -> None:
+    book.open(opening(n_slots=2), now_s=0.0)
+    held = []
+    for turn in range(50):
+        waiter = ask(book, f"caller {turn % 3}", now_s=turn)
+        if is_served(waiter):
+            held.append(waiter.granted.result())
+            assert len({lease.slot for lease in held}) == len(held) <= 2
+        else:
+            book.leave(waiter, now_s=turn)
+            book.give_back(held.pop(turn % len(held)), now_s=turn)
+    await asyncio.sleep(0)
