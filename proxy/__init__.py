@@ -1,0 +1,1 @@
+"""HTTP in, HTTP out: dialects in front, one llama-server behind."""

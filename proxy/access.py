@@ -1,0 +1,126 @@
+"""Who may talk to the public port: Origin rules and the Host check, as Ollama has them. Pure."""
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "0.0.0.0")  # names to compare with, not to bind
+_LOCAL_ORIGINS = tuple(
+    f"{scheme}://{host}{port}"
+    for scheme in ("http", "https")
+    for host in _LOCAL_HOSTS
+    for port in ("", ":*")
+)  # fmt: skip
+_APP_ORIGINS = ("app://*", "file://*", "tauri://*", "vscode-webview://*", "vscode-file://*")
+_INTERNAL_SUFFIXES = (".localhost", ".local", ".internal")
+_STAINLESS = (
+    "arch", "async", "custom-poll-interval", "helper-method", "lang", "os", "package-version",
+    "poll-helper", "retry-count", "runtime", "runtime-version", "timeout",
+)  # fmt: skip
+_ALLOWED_HEADERS = ",".join(
+    ("Authorization", "Content-Type", "User-Agent", "Accept", "X-Requested-With", "OpenAI-Beta",
+     *(f"x-stainless-{name}" for name in _STAINLESS))
+)  # fmt: skip
+_PREFLIGHT: Headers = (
+    (b"access-control-allow-methods", b"GET,POST,PUT,PATCH,DELETE,HEAD,OPTIONS"),
+    (b"access-control-allow-headers", _ALLOWED_HEADERS.encode()),
+    (b"access-control-max-age", b"43200"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The request goes on; its reply carries these headers."""
+
+    headers: Headers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The request is answered here, without a body."""
+
+    status: int
+    headers: Headers = ()
+
+
+class Access:
+    """The rules of one port."""
+
+    def __init__(
+        self,
+        *,
+        origins: Iterable[str],
+        checks_host: bool,
+        own_names: Iterable[str],
+        own_addresses: Iterable[str],
+    ) -> None:
+        told = tuple(origins)
+        self._any_origin = "*" in told
+        self._origins = tuple(
+            _pattern(origin) for origin in (*_LOCAL_ORIGINS, *_APP_ORIGINS, *told)
+        )
+        self._checks_host = checks_host
+        self._names = frozenset(name.lower() for name in ("localhost", *own_names))
+        self._addresses = frozenset(own_addresses)
+
+    def judge(self, method: str, *, origin: str, host: str) -> Admitted | Answered:
+        """Whether a request with these headers goes on; Origin first, then Host."""
+        headers: Headers = ()
+        if origin and origin not in (f"http://{host}", f"https://{host}"):
+            if not self._allows_origin(origin):
+                return Answered(403)
+            headers = self._cors(origin)
+            if method == "OPTIONS":
+                return Answered(204, _preflight(headers))
+        if not self._checks_host:
+            return Admitted(headers)
+        name = _without_port(host)
+        if self._is_own_address(name):
+            return Admitted(headers)
+        if not self._is_own_name(name):
+            return Answered(403)
+        return Answered(204) if method == "OPTIONS" and not headers else Admitted(headers)
+
+    def _allows_origin(self, origin: str) -> bool:
+        return self._any_origin or any(pattern.fullmatch(origin) for pattern in self._origins)
+
+    def _cors(self, origin: str) -> Headers:
+        if self._any_origin:
+            return ((b"access-control-allow-origin", b"*"),)
+        return (
+            (b"access-control-allow-origin", origin.encode("latin-1", "replace")),
+            (b"vary", b"Origin"),
+        )
+
+    def _is_own_address(self, name: str) -> bool:
+        try:
+            address = ipaddress.ip_address(name.strip("[]").partition("%")[0])
+        except ValueError:
+            return False
+        near = address.is_loopback or address.is_private or address.is_unspecified
+        return near or str(address) in self._addresses
+
+    def _is_own_name(self, name: str) -> bool:
+        lower = name.lower().rstrip(".")
+        return not lower or lower in self._names or lower.endswith(_INTERNAL_SUFFIXES)
+
+
+def _preflight(cors: Headers) -> Headers:
+    """What a preflight is told besides the origin."""
+    asked = (b"vary", b"Access-Control-Request-Method, Access-Control-Request-Headers")
+    return (*cors, *_PREFLIGHT, asked)
+
+
+def _pattern(origin: str) -> re.Pattern[str]:
+    """One `*` stands for anything."""
+    head, star, tail = origin.partition("*")
+    return re.compile(re.escape(head) + (".*" if star else "") + re.escape(tail), re.IGNORECASE)
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.rpartition(":")[0] if host.count(":") == 1 else host

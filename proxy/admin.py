@@ -1,0 +1,192 @@
+"""The admin door: what `inferenceosctl` asks, as JSON over HTTP, on the Unix socket only.
+
+Whoever may open the socket may do all of it: its mode, 0600, is the access control.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from planners.plan import LaunchPlan, Shortfall
+from proxy.admin_values import (
+    EventReport,
+    EventsReport,
+    LoadReport,
+    LogReport,
+    ModelsReport,
+    PlanReport,
+    ReloadReport,
+    StatusReport,
+    UnloadReport,
+    plan_report,
+)
+from proxy.bodies import decoded, read_body
+from proxy.errors import BadRequest, CallerLeft, Dialect, ProxyError, answer, body
+from supervisor.lease import LeaseError
+
+MAX_BODY_BYTES = 64 << 10  # a name and two numbers
+MAX_LINES = 100_000
+MAX_EVENTS = 10_000
+DEFAULT_LINES = 100
+DEFAULT_EVENTS = 100
+
+
+class ReloadRefused(ProxyError):
+    """The configuration as it stands now is wrong; the one in force stays in force."""
+
+
+class AdminService(Protocol):
+    """What the door opens to. Implemented by the daemon and, small, by the tests.
+
+    Models are asked for by any of their names; those that take one raise UnknownModel.
+    """
+
+    def status(self) -> StatusReport:
+        """Everything at one moment."""
+
+    def models(self) -> ModelsReport:
+        """What is on offer."""
+
+    async def plan(
+        self, name: str, *, context: int | None, parallel: int | None
+    ) -> LaunchPlan | Shortfall:
+        """How it would be launched now; None leaves a number to the configuration."""
+
+    async def load(self, name: str) -> LoadReport:
+        """Load it and wait. Raises LeaseError."""
+
+    def unload(self, name: str) -> UnloadReport:
+        """Drain and stop its instance."""
+
+    async def reload(self) -> ReloadReport:
+        """Read the configuration again. Raises ReloadRefused."""
+
+    def log_lines(self, name: str, *, tail: int) -> LogReport:
+        """The last `tail` lines of its process, or of the last one it had."""
+
+    async def events(
+        self, *, name: str | None, since_s: float | None, limit: int
+    ) -> Sequence[EventReport]:
+        """The latest `limit` events of the last `since_s` seconds, oldest first."""
+
+
+class _Named(msgspec.Struct):
+    model: str
+
+
+class _PlanRequest(msgspec.Struct):
+    model: str
+    context: int | None = None
+    parallel: int | None = None
+
+
+_NAMED = msgspec.json.Decoder(_Named)
+_PLAN_REQUEST = msgspec.json.Decoder(_PlanRequest)
+
+Handler = Callable[[Request], Awaitable[object]]
+
+
+def build_admin_app(service: AdminService) -> Starlette:
+    """The app for the admin socket."""
+    door = _Door(service)
+    routes = [
+        Route("/status", _answering(door.status), methods=["GET"]),
+        Route("/models", _answering(door.models), methods=["GET"]),
+        Route("/plan", _answering(door.plan), methods=["POST"]),
+        Route("/load", _answering(door.load), methods=["POST"]),
+        Route("/unload", _answering(door.unload), methods=["POST"]),
+        Route("/reload", _answering(door.reload), methods=["POST"]),
+        Route("/logs", _answering(door.logs), methods=["GET"]),
+        Route("/events", _answering(door.events), methods=["GET"]),
+    ]
+    return Starlette(routes=routes)
+
+
+def _answering(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """`handler` with its value as JSON, and what it may raise as {"error": sentence}."""
+
+    async def respond(request: Request) -> Response:
+        try:
+            return _json(await handler(request))
+        except ReloadRefused as exc:
+            return _json({"error": str(exc)}, status=409)
+        except CallerLeft:
+            return Response(status_code=499)  # nobody reads it
+        except (ProxyError, LeaseError) as exc:
+            said = answer(exc, Dialect.OLLAMA)
+            if said is None:
+                raise
+            return Response(
+                body(said, Dialect.OLLAMA),
+                status_code=said.status,
+                headers={name.decode(): value.decode() for name, value in said.headers},
+                media_type="application/json",
+            )
+
+    return respond
+
+
+def _json(value: object, *, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
+
+
+class _Door:
+    """Requests to calls."""
+
+    def __init__(self, service: AdminService) -> None:
+        self._service = service
+
+    async def status(self, _: Request) -> StatusReport:
+        return self._service.status()
+
+    async def models(self, _: Request) -> ModelsReport:
+        return self._service.models()
+
+    async def plan(self, request: Request) -> PlanReport:
+        asked = decoded(await _body(request), _PLAN_REQUEST)
+        for name, number in (("context", asked.context), ("parallel", asked.parallel)):
+            if number is not None and not 1 <= number < 1 << 31:
+                raise BadRequest(f"{name} must be at least 1, not {number}", param=name)
+        plan = await self._service.plan(asked.model, context=asked.context, parallel=asked.parallel)
+        return plan_report(plan)
+
+    async def load(self, request: Request) -> LoadReport:
+        return await self._service.load(decoded(await _body(request), _NAMED).model)
+
+    async def unload(self, request: Request) -> UnloadReport:
+        return self._service.unload(decoded(await _body(request), _NAMED).model)
+
+    async def reload(self, _: Request) -> ReloadReport:
+        return await self._service.reload()
+
+    async def logs(self, request: Request) -> LogReport:
+        query = request.query_params
+        if "model" not in query:
+            raise BadRequest("say whose log: ?model=NAME", param="model")
+        tail = _whole(query, "tail", default=DEFAULT_LINES, most=MAX_LINES)
+        return self._service.log_lines(query["model"], tail=tail)
+
+    async def events(self, request: Request) -> EventsReport:
+        query = request.query_params
+        since_s = _whole(query, "since_s", default=0, most=1 << 31)
+        limit = _whole(query, "limit", default=DEFAULT_EVENTS, most=MAX_EVENTS)
+        events = await self._service.events(
+            name=query.get("model"), since_s=since_s or None, limit=limit
+        )
+        return EventsReport(tuple(events))
+
+
+async def _body(request: Request) -> bytes:
+    return await read_body(request.receive, request.headers.raw, limit_bytes=MAX_BODY_BYTES)
+
+
+def _whole(query: Mapping[str, str], name: str, *, default: int, most: int) -> int:
+    text = query.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) < 12 and int(text) <= most):
+        raise BadRequest(f"{name} must be a whole number up to {most}", param=name)
+    return int(text)

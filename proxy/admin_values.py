@@ -1,0 +1,381 @@
+"""What the admin door says, as `inferenceosctl --json` prints it: flat values with units.
+
+Made from the fleet's own values by the functions below. JSON knows no infinity, so "for ever" is a
+field of its own.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from planners.backends import Engine, RejectedEngine
+from planners.capabilities import capabilities
+from planners.hardware import HOST, Device, HardwareProfile
+from planners.model import BrokenFile, ModelId, ServedModel
+from planners.plan import DeviceBytes, LaunchPlan, Shortfall
+from planners.view import Observed
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """What one instance takes on one device."""
+
+    device: str
+    predicted_bytes: int
+    """Of its buffers: weights, KV cache, compute."""
+    measured_bytes: int | None
+    """Of the same buffers; None until the engine has told."""
+    reserved_bytes: int
+    """For what no buffer shows: the process, the driver's context, a full prompt cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayersReport:
+    """The layers of one instance on one device, output layer included."""
+
+    device: str
+    engine_name: str
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceReport:
+    """One llama-server process, or the wish for one."""
+
+    instance: str
+    model: str
+    state: str
+    pid: int | None
+    backend: str
+    engine: str
+    devices: tuple[LayersReport, ...]
+    context: int
+    slots: int
+    memory: tuple[MemoryReport, ...]
+    running: int
+    waiting: int
+    prompt_tokens_per_s: float | None
+    decode_tokens_per_s: float | None
+    stays_forever: bool
+    expires_at: float | None
+    """UTC seconds; None while it is busy, and where it stays for ever."""
+    loaded_at: float | None
+    load_s: float | None
+    load_progress: float | None
+    restarts: int
+    cause: str | None
+    """Why it last ended, where that was not wanted."""
+    retry_in_s: float | None
+    plan: str
+    """Digest of its launch plan."""
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """One device, or the host's memory, as `host`."""
+
+    device: str
+    name: str
+    kind: str
+    engine_names: tuple[str, ...]
+    total_bytes: int | None
+    free_bytes: int | None
+    ours_bytes: int
+    """What our processes take of it: measured where the engine told, else predicted."""
+    limit_bytes: int | None
+    is_used: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """A llama-server binary that was tried."""
+
+    path: str
+    source: str
+    backend: str | None
+    version: str | None
+    refused: str | None
+    """Why it is not used; None for one that is."""
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonReport:
+    """The daemon itself."""
+
+    version: str
+    pid: int
+    started_at: float
+    """UTC seconds."""
+    listen: str
+    config_file: str | None
+    state_dir: str
+    has_tried_engines: bool = True
+    """False while llama-servers are still being tried, just after the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReport:
+    """Everything `inferenceosctl status` shows."""
+
+    daemon: DaemonReport
+    instances: tuple[InstanceReport, ...]
+    devices: tuple[DeviceReport, ...]
+    engines: tuple[EngineReport, ...]
+    broken: tuple[BrokenFile, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """One model on offer."""
+
+    model: str
+    aliases: tuple[str, ...]
+    path: str
+    architecture: str
+    quantization: str
+    n_params: int
+    size_bytes: int
+    n_ctx_train: int
+    capabilities: tuple[str, ...]
+    is_pinned: bool
+    state: str | None
+    """Of its instance; None where it is not loaded."""
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsReport:
+    """Everything `inferenceosctl models` shows."""
+
+    models: tuple[ModelReport, ...]
+    broken: tuple[BrokenFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShortfallReport:
+    """Why a model does not fit."""
+
+    model: str
+    missing_bytes: Mapping[str, int]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """How a model would be launched now; exactly one of the two is there."""
+
+    plan: LaunchPlan | None
+    shortfall: ShortfallReport | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """A model that is loaded."""
+
+    model: str
+    load_s: float
+    """0.0 where it was loaded before."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadReport:
+    """A model that is not loaded, or will not be once its requests are done."""
+
+    model: str
+    was_loaded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadReport:
+    """What reading the configuration again changed."""
+
+    changed: tuple[str, ...]
+    """Each a sentence: "models.keep_alive is 10m now", "qwen restarts with context 8192"."""
+    needs_restart: tuple[str, ...]
+    """Changed settings that only a new daemon takes up."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogReport:
+    """The last lines that a model's process wrote."""
+
+    model: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EventReport:
+    """One thing that happened."""
+
+    at: float
+    """UTC seconds."""
+    kind: str
+    model: str | None
+    instance: str | None
+    reason: str
+    facts: Mapping[str, str | int | float | bool | None]
+
+
+@dataclass(frozen=True, slots=True)
+class EventsReport:
+    """What happened, oldest first."""
+
+    events: tuple[EventReport, ...]
+
+
+def status_report(
+    daemon: DaemonReport,
+    *,
+    instances: Iterable[Observed],
+    hardware: HardwareProfile | None,
+    engines: Iterable[Engine],
+    rejected: Iterable[RejectedEngine],
+    broken: tuple[BrokenFile, ...],
+    now_s: float,
+) -> StatusReport:
+    """All of it at one moment; `now_s` is monotonic, `hardware` None until it was probed."""
+    observed = tuple(instances)
+    ours = _ours_bytes(observed)
+    return StatusReport(
+        daemon=daemon,
+        instances=tuple(instance_report(one, now_s=now_s) for one in observed),
+        devices=() if hardware is None else _device_reports(hardware, ours),
+        engines=(
+            *(EngineReport(e.path, e.source, e.backend, e.version, None) for e in engines),
+            *(EngineReport(r.path, r.source, None, None, r.reason) for r in rejected),
+        ),
+        broken=broken,
+        notes=() if hardware is None else hardware.notes,
+    )
+
+
+def instance_report(one: Observed, *, now_s: float) -> InstanceReport:
+    """One instance, for people and scripts."""
+    plan = one.plan
+    stays_forever = one.expires_at == math.inf or math.isinf(one.keep_alive_s)
+    retry_in_s = None if one.retry_at_s is None else max(0.0, one.retry_at_s - now_s)
+    return InstanceReport(
+        instance=one.instance_id,
+        model=one.model_id,
+        state=one.state.value,
+        pid=one.pid,
+        backend=plan.backend,
+        engine=plan.engine_id,
+        devices=tuple(LayersReport(*share) for share in plan.devices),
+        context=plan.context,
+        slots=plan.n_parallel,
+        memory=_memory(plan.predicted, one.measured),
+        running=one.running,
+        waiting=one.waiting,
+        prompt_tokens_per_s=one.prompt_tokens_per_s,
+        decode_tokens_per_s=one.decode_tokens_per_s,
+        stays_forever=stays_forever,
+        expires_at=None if stays_forever else one.expires_at,
+        loaded_at=one.loaded_at,
+        load_s=one.load_s,
+        load_progress=one.load_progress,
+        restarts=one.restarts,
+        cause=None if one.cause is None else one.cause.summary,
+        retry_in_s=None if retry_in_s == math.inf else retry_in_s,
+        plan=plan.digest,
+        reasons=plan.reasons,
+    )
+
+
+def model_report(model: ServedModel, *, state: str | None) -> ModelReport:
+    """One model; `state` is its instance's."""
+    has_projector = model.settings.mmproj_path is not None
+    return ModelReport(
+        model=model.model_id,
+        aliases=model.aliases,
+        path=model.path,
+        architecture=model.info.architecture,
+        quantization=model.info.quantization,
+        n_params=model.info.n_params,
+        size_bytes=model.size_bytes,
+        n_ctx_train=model.info.n_ctx_train,
+        capabilities=tuple(
+            can.value for can in capabilities(model.info, has_projector=has_projector)
+        ),
+        is_pinned=model.settings.pin,
+        state=state,
+        warnings=model.info.warnings,
+    )
+
+
+def models_report(
+    models: Iterable[ServedModel],
+    *,
+    broken: tuple[BrokenFile, ...],
+    instances: Iterable[Observed],
+) -> ModelsReport:
+    """All that is offered, and what could not be."""
+    states: dict[ModelId, str] = {one.model_id: one.state.value for one in instances}
+    reports = (model_report(model, state=states.get(model.model_id)) for model in models)
+    return ModelsReport(tuple(reports), broken)
+
+
+def plan_report(answer: LaunchPlan | Shortfall) -> PlanReport:
+    """The planner's answer."""
+    match answer:
+        case LaunchPlan():
+            return PlanReport(answer, None)
+        case Shortfall():
+            missing = {str(device): n for device, n in answer.missing_bytes.items()}
+            return PlanReport(None, ShortfallReport(answer.model_id, missing, answer.reason))
+
+
+def _memory(
+    predicted: Iterable[DeviceBytes], measured: Iterable[DeviceBytes]
+) -> tuple[MemoryReport, ...]:
+    told = {part.device_id: part.buffer_bytes for part in measured}
+    expected = {part.device_id: part.buffer_bytes for part in predicted}
+    reserved = {part.device_id: part.overhead_bytes for part in predicted}
+    return tuple(
+        MemoryReport(device, expected.get(device, 0), told.get(device), reserved.get(device, 0))
+        for device in dict.fromkeys([*expected, *told])
+    )
+
+
+def _ours_bytes(instances: Iterable[Observed]) -> dict[str, int]:
+    """Bytes that living processes take, by device."""
+    ours: dict[str, int] = {}
+    for one in instances:
+        for part in _memory(one.plan.predicted, one.measured) if one.pid is not None else ():
+            taken = part.predicted_bytes if part.measured_bytes is None else part.measured_bytes
+            ours[part.device] = ours.get(part.device, 0) + taken
+    return ours
+
+
+def _device_reports(hardware: HardwareProfile, ours: Mapping[str, int]) -> tuple[DeviceReport, ...]:
+    host = hardware.host
+    return (
+        *(_device_report(device, ours.get(device.device_id, 0)) for device in hardware.devices),
+        DeviceReport(
+            device=HOST,
+            name=host.cpu_name,
+            kind="host",
+            engine_names=(),
+            total_bytes=host.total_bytes,
+            free_bytes=host.available_bytes,
+            ours_bytes=ours.get(HOST, 0),
+            limit_bytes=host.limit_bytes,
+            is_used=True,
+        ),
+    )
+
+
+def _device_report(device: Device, ours_bytes: int) -> DeviceReport:
+    return DeviceReport(
+        device=device.device_id,
+        name=device.name,
+        kind=device.kind.value,
+        engine_names=tuple(dict.fromkeys(name for _, name in device.engine_names)),
+        total_bytes=device.total_bytes,
+        free_bytes=device.free_bytes,
+        ours_bytes=ours_bytes,
+        limit_bytes=device.limit_bytes,
+        is_used=device.use,
+    )

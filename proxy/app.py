@@ -1,0 +1,198 @@
+"""The public port's ASGI application: who is let in, which route answers, errors as replies.
+
+Raw ASGI, since every token goes through here. Each request ends in one log line, without prompts.
+"""
+
+import asyncio
+import re
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from time import monotonic
+
+import psutil
+import structlog
+from structlog.contextvars import bind_contextvars
+
+from proxy import errors, openai
+from proxy.access import Access, Answered
+from proxy.door import Door, DoorSettings
+from proxy.errors import CallerLeft, Dialect
+from proxy.exchange import TEXT, Exchange, Receive, Scope, Send
+from proxy.ollama import catalogue, chat, embed
+from proxy.service import Service
+from proxy.upstream import UpstreamPools
+from supervisor.lease import Stopping
+
+log = structlog.stdlib.get_logger(__name__)
+
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+Handler = Callable[[Door, Exchange], Awaitable[None]]
+
+PARTING_S = 0.5  # for the last event of a stream that is ended because the daemon stops
+CALLER_LEFT_STATUS = 499  # as nginx and Ollama log it; nobody receives it
+
+_SLASHES = re.compile("/{2,}")
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._\-]{1,64}")
+_MODEL_PREFIX = "/v1/models/"
+
+
+async def health(door: Door, exchange: Exchange) -> None:
+    """GET /health: the daemon serves; with counts."""
+    running = door.service.running()
+    await exchange.reply_json(
+        {
+            "status": "ok",
+            "models": len(door.service.models()),
+            "instances": len(running),
+            "requests_running": sum(instance.running for instance in running),
+            "requests_waiting": sum(instance.waiting for instance in running),
+        }
+    )
+
+
+ROUTES: dict[str, dict[str, Handler]] = {
+    "/": {"GET": catalogue.root, "HEAD": catalogue.root},
+    "/health": {"GET": health, "HEAD": health},
+    "/api/version": {"GET": catalogue.version, "HEAD": catalogue.version},
+    "/api/status": {"GET": catalogue.status},
+    "/api/tags": {"GET": catalogue.tags, "HEAD": catalogue.tags},
+    "/api/ps": {"GET": catalogue.ps},
+    "/api/show": {"POST": catalogue.show},
+    "/api/chat": {"POST": chat.chat},
+    "/api/generate": {"POST": chat.generate},
+    "/api/embed": {"POST": embed.embed},
+    "/api/embeddings": {"POST": embed.embeddings},
+    "/v1/models": {"GET": openai.list_models},
+    "/v1/chat/completions": {"POST": openai.chat_completions},
+    "/v1/completions": {"POST": openai.completions},
+    "/v1/embeddings": {"POST": openai.embeddings},
+}
+
+
+def build_app(service: Service, pools: UpstreamPools, settings: DoorSettings) -> ASGIApp:
+    """The application of the public port."""
+    return _App(Door(service, pools, settings))
+
+
+class _App:
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._access = Access(
+            origins=door.settings.origins,
+            checks_host=door.settings.listen_is_loopback,
+            own_names=(socket.gethostname(),),
+            own_addresses=_own_addresses(),
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        exchange = Exchange(scope, receive, send, request_id=_request_id(scope))
+        exchange.dialect = _dialect(exchange.path)
+        bind_contextvars(request_id=exchange.request_id)
+        error: str | None = None
+        try:
+            await self._serve(exchange)
+        except CallerLeft:
+            error = "caller_left"
+        except asyncio.CancelledError:
+            error = "stopping"
+            await _part(exchange)
+            raise
+        except Exception as exc:
+            error = await self._fail(exchange, exc)
+        finally:
+            _log_served(exchange, error)
+
+    async def _serve(self, exchange: Exchange) -> None:
+        verdict = self._access.judge(
+            exchange.method,
+            origin=exchange.header(b"origin").decode("latin-1"),
+            host=exchange.header(b"host").decode("latin-1"),
+        )
+        if isinstance(verdict, Answered):
+            await exchange.reply(verdict.status, b"", content_type=b"", headers=verdict.headers)
+            return
+        exchange.extra_headers += verdict.headers
+        await _route(self._door, exchange)
+
+    async def _fail(self, exchange: Exchange, exc: Exception) -> str:
+        """Answers for an exception; one that the table does not know is a bug, logged as such."""
+        said = errors.answer(exc, exchange.dialect)
+        if said is None:
+            log.error("request.failed", path=exchange.path, exc_info=exc)
+            said = errors.internal_error(exchange.request_id)
+        await exchange.fail(said)
+        return said.code or said.kind
+
+
+async def _route(door: Door, exchange: Exchange) -> None:
+    path = _SLASHES.sub("/", exchange.path)
+    if path.startswith(_MODEL_PREFIX) and len(path) > len(_MODEL_PREFIX):
+        if exchange.method == "GET":
+            return await openai.one_model(door, exchange, path.removeprefix(_MODEL_PREFIX))
+        return await _wrong_method(exchange, ("GET",))
+    methods = ROUTES.get(path) or ROUTES.get(path.rstrip("/"))
+    if methods is None:
+        return await exchange.reply(404, b"404 page not found", content_type=TEXT)
+    handler = methods.get(exchange.method)
+    if handler is None:
+        return await _wrong_method(exchange, tuple(methods))
+    return await handler(door, exchange)
+
+
+async def _wrong_method(exchange: Exchange, allowed: tuple[str, ...]) -> None:
+    allow = (b"allow", ", ".join(allowed).encode())
+    await exchange.reply(405, b"405 method not allowed", content_type=TEXT, headers=[allow])
+
+
+async def _part(exchange: Exchange) -> None:
+    """The last word to a caller whose exchange is ended because the daemon stops."""
+    said = errors.answer(Stopping(), exchange.dialect)
+    assert said is not None
+    try:
+        async with asyncio.timeout(PARTING_S):
+            await exchange.fail(said)
+    except TimeoutError:
+        pass  # a reader too slow for a last word
+
+
+def _dialect(path: str) -> Dialect:
+    if path.startswith("/v1/messages"):
+        return Dialect.ANTHROPIC
+    return Dialect.OPENAI if path.startswith("/v1/") else Dialect.OLLAMA
+
+
+def _request_id(scope: Scope) -> str:
+    """The caller's own id where it is a decent one, so that its logs and ours can be joined."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return str(value, "ascii")
+    return secrets.token_hex(8)
+
+
+def _own_addresses() -> list[str]:
+    nics = psutil.net_if_addrs().values()
+    return [address.address.partition("%")[0] for nic in nics for address in nic]
+
+
+def _log_served(exchange: Exchange, error: str | None) -> None:
+    lease, usage = exchange.lease, exchange.usage
+    log.info(
+        "request.served",
+        method=exchange.method,
+        path=exchange.path,
+        status=exchange.status or CALLER_LEFT_STATUS,
+        caller=exchange.caller,
+        error=error,
+        model_id=exchange.model,
+        instance_id=lease.instance_id if lease is not None else None,
+        slot=lease.slot if lease is not None else None,
+        load_s=round(lease.load_s, 3) if lease is not None else None,
+        first_byte_s=round(exchange.first_byte_s, 4) if exchange.first_byte_s is not None else None,
+        total_s=round(monotonic() - exchange.started_s, 4),
+        sent_bytes=exchange.sent_bytes,
+        prompt_tokens=usage.prompt_tokens if usage is not None else None,
+        decode_tokens=usage.decode_tokens if usage is not None else None,
+    )

@@ -1,0 +1,222 @@
+"""One HTTP/1.1 connection to a llama-server child, one exchange at a time; bytes, not meaning.
+
+idle ─ send → waiting ─ head → reading ─ last byte → idle, where the child keeps it open
+  any ─ bad bytes, closed by the child, aborted by us → closed
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import httptools
+
+from proxy.bodies import Buffers
+from proxy.errors import UpstreamBroken, UpstreamError, UpstreamGone, UpstreamStalled
+
+WRITE_STALL_S = 30.0  # llama-server reads a request before it thinks about it
+HEAD_BYTES = 64 << 10
+HEAD_FIELDS = 100
+HIGH_WATER_BYTES = 256 << 10  # unread, beyond which the child is made to wait
+JOIN_BYTES = 16 << 10  # below this, head and body go out in one write
+
+
+class Connection(asyncio.Protocol):
+    """A connection that pulls: what has arrived waits, joined, until it is asked for."""
+
+    __slots__ = (
+        "_chunks",
+        "_framed",
+        "_got_bytes",
+        "_head_bytes",
+        "_head_done",
+        "_on_lost",
+        "_on_made",
+        "_parser",
+        "_paused",
+        "_size",
+        "_transport",
+        "_waiter",
+        "_writable",
+        "closed",
+        "done",
+        "error",
+        "headers",
+        "idle_since_s",
+        "keeps",
+        "socket_path",
+        "status",
+    )
+
+    def __init__(
+        self,
+        socket_path: str,
+        *,
+        on_made: Callable[["Connection"], None],
+        on_lost: Callable[["Connection"], None],
+    ) -> None:
+        self.socket_path = socket_path
+        self.closed = False
+        self.idle_since_s = 0.0
+        """Loop time; set by the pool."""
+        self._on_made, self._on_lost = on_made, on_lost
+        self._waiter: asyncio.Future[None] | None = None
+        self._writable: asyncio.Future[None] | None = None
+        self._paused = False
+        self._parser = httptools.HttpResponseParser(self)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.done = False
+        """The reply has arrived whole."""
+        self.keeps = False
+        """The child will take another request on this connection."""
+        self.error: UpstreamError | None = None
+        self._got_bytes = self._head_done = self._framed = False
+        self._chunks: list[bytes] = []
+        self._size = self._head_bytes = 0
+
+    # What the exchange calls.
+
+    async def send(self, head: bytes, body: Buffers) -> None:
+        """Sends a request and waits for the reply's head. Raises UpstreamError."""
+        self._reset()
+        if sum(len(part) for part in body) <= JOIN_BYTES:
+            self._transport.write(b"".join((head, *body)))
+        else:
+            self._transport.writelines((head, *body))
+        if self._writable is not None:
+            await self._written(self._writable)
+        while not self._head_done:
+            if self.error is not None:
+                raise self.error
+            await self._wait()
+
+    async def chunk(self) -> bytes:
+        """All that has come since the last call, a byte at least; empty at the reply's end.
+
+        Raises UpstreamGone, UpstreamBroken, after all that came before was handed out.
+        """
+        while not self._chunks:
+            if self.done:
+                return b""
+            if self.error is not None:
+                raise self.error
+            await self._wait()
+        chunks, self._chunks, self._size = self._chunks, [], 0
+        if self._paused:
+            self._paused = False
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def abort(self) -> None:
+        """Closes at once; what was not sent is dropped."""
+        if not self.closed:
+            self._transport.abort()
+
+    async def _written(self, writable: asyncio.Future[None]) -> None:
+        """Until the child has taken the request, has begun to answer, or is gone."""
+        try:
+            async with asyncio.timeout(WRITE_STALL_S):
+                await writable
+        except TimeoutError as exc:
+            raise UpstreamStalled(
+                self.socket_path, doing="read the request", limit_s=WRITE_STALL_S
+            ) from exc
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _fail(self, error: UpstreamError) -> None:
+        if not self.done:
+            self.error = error
+        self.keeps = False
+        self.abort()
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._on_made(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self.done or self.error is not None:
+            self.abort()  # bytes that nobody asked for
+            return
+        if not self._got_bytes:
+            self._got_bytes = True
+            self.resume_writing()  # an answer before the request was taken whole: it will not be
+        if not self._head_done:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
+            ours = exc.__context__
+            told = UpstreamBroken(self.socket_path, f"it is no HTTP ({exc})")
+            self._fail(ours if isinstance(ours, UpstreamBroken) else told)
+        if not self._head_done and self._head_bytes > HEAD_BYTES:
+            self._fail(UpstreamBroken(self.socket_path, f"its head is over {HEAD_BYTES} bytes"))
+        elif self._size > HIGH_WATER_BYTES and not (self._paused or self.done):
+            self._paused = True
+            if not self._transport.is_closing():
+                self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        if not self.done and self.error is None:
+            self.error = UpstreamGone(self.socket_path, before_any_byte=not self._got_bytes)
+        self.resume_writing()
+        self._wake()
+        self._on_lost(self)
+
+    def pause_writing(self) -> None:
+        self._writable = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        self._writable = None
+
+    # What the parser calls; raising here ends the parsing.
+
+    def on_message_begin(self) -> None:
+        if self.done:
+            raise UpstreamBroken(self.socket_path, "there are bytes after its end")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_done:
+            return  # a trailer
+        if len(self.headers) >= HEAD_FIELDS or len(name) + len(value) > HEAD_BYTES:
+            raise UpstreamBroken(self.socket_path, f"its head is over {HEAD_FIELDS} fields")
+        lower = name.lower()
+        if lower in (b"content-length", b"transfer-encoding"):
+            self._framed = True
+        self.headers.append((lower, value))
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        if self.status < 200:
+            raise UpstreamBroken(self.socket_path, f"it is an interim reply, {self.status}")
+        if not self._framed and self.status not in (204, 304):
+            # Then only the connection's end would be its end, and a lost child would look the same.
+            raise UpstreamBroken(self.socket_path, "it does not say how long it is")
+        self._head_done = True
+
+    def on_body(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self._size += len(data)
+
+    def on_message_complete(self) -> None:
+        self.keeps = self._parser.should_keep_alive()
+        self.done = True

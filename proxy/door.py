@@ -1,0 +1,28 @@
+"""What every route is handed: the fleet, connections to its children, the port's settings."""
+
+from dataclasses import dataclass
+
+from proxy.service import Service
+from proxy.upstream import UpstreamPools
+
+
+@dataclass(frozen=True, slots=True)
+class DoorSettings:
+    """The public port as the operator wants it. Defaults are config.py's business."""
+
+    max_body_bytes: int
+    origins: tuple[str, ...]
+    """Origins allowed besides Ollama's own, one `*` each; "*" is all."""
+    listen_is_loopback: bool
+    """Only then is the Host header checked, as Ollama does."""
+    version: str
+    """What is told to Ollama's clients: plain numbers, at least 0.20."""
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """The three together."""
+
+    service: Service
+    pools: UpstreamPools
+    settings: DoorSettings

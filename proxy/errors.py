@@ -1,0 +1,260 @@
+"""What can go wrong with an exchange, and the one table from exception to reply in each dialect.
+
+The message is the exception's own sentence; an exception outside the table is a bug.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+import msgspec
+
+from planners.durations import BadDuration
+from supervisor.lease import LineFull, ModelUnavailable, Stopping, WaitTimedOut
+
+
+class Dialect(Enum):
+    """How a caller expects to be spoken to."""
+
+    OPENAI = "openai"
+    OLLAMA = "ollama"
+    ANTHROPIC = "anthropic"
+
+
+class ProxyError(Exception):
+    """An exchange that could not be served."""
+
+
+class CallerLeft(ProxyError):
+    """The caller closed its connection; nobody is left to answer."""
+
+    def __init__(self) -> None:
+        super().__init__("the caller closed its connection")
+
+
+class BadRequest(ProxyError):
+    """What was asked makes no sense, or is not offered."""
+
+    status = 400
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        self.param = param
+        super().__init__(message)
+
+
+class BodyTooLarge(BadRequest):
+    """The body is over the limit."""
+
+    status = 413
+    code = "body_too_large"
+
+    def __init__(self, *, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        super().__init__(
+            f"the request body exceeds the limit of {limit_bytes} bytes;"
+            " raise max_body under [server] in the configuration"
+        )
+
+
+class BadJson(BadRequest):
+    """The body is no JSON, or not of the shape that the route reads."""
+
+    code = "invalid_json"
+
+
+class BadOption(BadRequest):
+    """An Ollama option of the wrong type; Ollama answers these with 500."""
+
+    status = 500
+
+
+class UnknownModel(BadRequest):
+    """No model of that name is offered."""
+
+    status = 404
+    code = "model_not_found"
+
+    def __init__(self, name: str, message: str | None = None) -> None:
+        self.name = name
+        super().__init__(message or f"model '{name}' not found", param="model")
+
+
+class CloudModel(BadRequest):
+    """A name of ollama.com's cloud; this daemon is local."""
+
+    status = 403
+
+    def __init__(self) -> None:
+        super().__init__("ollama cloud is disabled: remote model is unavailable", param="model")
+
+
+class PromptTooLong(ProxyError):
+    """The prompt has more tokens than a slot holds."""
+
+    def __init__(self, *, model: str, n_prompt: int, n_ctx: int) -> None:
+        self.model, self.n_prompt, self.n_ctx = model, n_prompt, n_ctx
+        super().__init__(
+            f"the prompt of {n_prompt} tokens exceeds the context of {n_ctx} tokens that {model}"
+            " has; shorten it, or raise context for the model in the configuration"
+        )
+
+
+class ChildRefused(ProxyError):
+    """llama-server answered with an error of its own, before any token."""
+
+    def __init__(self, *, status: int, kind: str, message: str) -> None:
+        self.status, self.kind = status, kind
+        super().__init__(message)
+
+
+class ChildFailed(ProxyError):
+    """llama-server reported an error in mid-stream."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"an error was encountered while running the model: {message}")
+
+
+class UpstreamError(ProxyError):
+    """The connection to a child did not carry a whole reply."""
+
+    def __init__(self, socket_path: str, message: str) -> None:
+        self.socket_path = socket_path
+        super().__init__(message)
+
+
+class UpstreamGone(UpstreamError):
+    """The child closed the connection, or does not listen any more."""
+
+    def __init__(self, socket_path: str, *, before_any_byte: bool) -> None:
+        self.before_any_byte = before_any_byte
+        when = "before it answered" if before_any_byte else "in the middle of its reply"
+        super().__init__(
+            socket_path,
+            f"model runner has unexpectedly stopped {when}; inferenceosctl events tells why",
+        )
+
+
+class UpstreamBroken(UpstreamError):
+    """The child's reply is not what a reply looks like."""
+
+    def __init__(self, socket_path: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(socket_path, f"the model runner's reply is broken: {reason}")
+
+
+class UpstreamStalled(UpstreamError):
+    """The child did not take the connection or the request in time."""
+
+    def __init__(self, socket_path: str, *, doing: str, limit_s: float) -> None:
+        self.doing, self.limit_s = doing, limit_s
+        super().__init__(
+            socket_path, f"the model runner did not {doing} within {limit_s:g} s; it may hang"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An error as a reply: what each dialect needs to word it."""
+
+    status: int
+    kind: str
+    """OpenAI's and Anthropic's `type`."""
+    message: str
+    code: str | None = None
+    param: str | None = None
+    retry_after_s: float | None = None
+    facts: Mapping[str, int] = field(default_factory=dict)
+    """Numbers that go beside the message where the dialect has room."""
+
+    @property
+    def headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Retry-After in whole seconds, at least 1, where there is one."""
+        if self.retry_after_s is None:
+            return ()
+        return ((b"retry-after", str(max(1, math.ceil(self.retry_after_s))).encode()),)
+
+
+def answer(exc: Exception, dialect: Dialect) -> Answer | None:
+    """The reply to `exc`, None where it is a bug (or the caller is gone)."""
+    ollama = dialect is Dialect.OLLAMA
+    text = str(exc)
+    match exc:
+        case BadRequest():
+            return Answer(exc.status, _kind(exc.status), text, code=exc.code, param=exc.param)
+        case BadDuration():
+            return Answer(400, _kind(400), text, param="keep_alive")
+        case PromptTooLong():
+            facts = {"n_prompt_tokens": exc.n_prompt, "n_ctx": exc.n_ctx}
+            return Answer(400, _kind(400), text, code="context_length_exceeded", facts=facts)
+        case ChildRefused():
+            return Answer(exc.status, _kind(exc.status), text, code=exc.kind)
+        case ChildFailed():
+            return Answer(500, _kind(500), text, code="model_failed")
+        case LineFull():
+            return _busy(text, "queue_full", exc.retry_after_s)
+        case WaitTimedOut():
+            return _busy(text, "wait_timed_out", 1.0)
+        case ModelUnavailable():
+            if exc.retry_after_s is not None:
+                return _busy(text, "model_unavailable", exc.retry_after_s)
+            return Answer(500, _kind(500), text, code="model_unavailable")
+        case Stopping():
+            return _busy(text, "stopping", 5.0)
+        case UpstreamError():
+            return Answer(500 if ollama else 502, _kind(502), text, code="model_lost")
+    return None
+
+
+def internal_error(request_id: str) -> Answer:
+    """The reply to a bug: no facts, and where to look."""
+    message = f"internal error; the daemon's log has the details under request_id {request_id}"
+    return Answer(500, _kind(500), message, code="internal_error")
+
+
+def body(said: Answer, dialect: Dialect) -> bytes:
+    """`said` as the dialect's JSON error object."""
+    if dialect is Dialect.OLLAMA:
+        return msgspec.json.encode({"error": said.message})
+    if dialect is Dialect.ANTHROPIC:
+        told = {"type": _ANTHROPIC_TYPES.get(said.status, "api_error"), "message": said.message}
+        return msgspec.json.encode({"type": "error", "error": told})
+    error = {
+        "message": said.message,
+        "type": said.kind,
+        "param": said.param,
+        "code": said.code,
+        **said.facts,
+    }
+    return msgspec.json.encode({"error": error})
+
+
+def event(said: Answer, dialect: Dialect, *, ndjson: bool) -> bytes:
+    """`said` as the last thing in a stream that has begun."""
+    told = body(said, dialect)
+    if ndjson:
+        return told + b"\n"
+    name = b"event: error\n" if dialect is Dialect.ANTHROPIC else b""
+    return name + b"data: " + told + b"\n\n"
+
+
+def _busy(message: str, code: str, retry_after_s: float) -> Answer:
+    return Answer(503, _kind(503), message, code=code, retry_after_s=retry_after_s)
+
+
+def _kind(status: int) -> str:
+    return _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+
+
+_OPENAI_TYPES = {404: "not_found_error", 503: "overloaded_error", 501: "not_supported_error"}
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}

@@ -1,0 +1,163 @@
+"""One caller's request and the reply to it, over raw ASGI, and noticing that the caller left.
+
+It knows framing, not meaning: dialects say what to write.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from contextlib import asynccontextmanager
+from enum import Enum
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from proxy import errors
+from proxy.bodies import read_body
+from proxy.errors import Answer, CallerLeft, Dialect
+from supervisor.lease import Lease, Usage
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
+
+JSON = b"application/json; charset=utf-8"
+TEXT = b"text/plain; charset=utf-8"
+
+
+class Framing(Enum):
+    """How a streamed reply is cut into messages."""
+
+    SSE = b"text/event-stream"
+    NDJSON = b"application/x-ndjson"
+
+
+class Exchange:
+    """A request being answered. Exactly one of `reply`, or `begin` … `finish`, happens."""
+
+    __slots__ = (
+        "_receive", "_send", "dialect", "extra_headers", "finished", "first_byte_s", "framing",
+        "headers", "lease", "method", "model", "path", "request_id", "scope", "sent_bytes",
+        "started_s", "status", "usage",
+    )  # fmt: skip
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str) -> None:
+        self.scope, self._receive, self._send = scope, receive, send
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self.request_id = request_id
+        self.started_s = monotonic()
+        self.dialect = Dialect.OLLAMA
+        self.extra_headers: list[tuple[bytes, bytes]] = [(b"x-request-id", request_id.encode())]
+        self.framing: Framing | None = None
+        self.status = 0
+        self.sent_bytes = 0
+        self.first_byte_s: float | None = None
+        self.finished = False
+        self.model: str | None = None
+        self.lease: Lease | None = None
+        self.usage: Usage | None = None
+
+    @property
+    def begun(self) -> bool:
+        """True once the caller was told a status: nothing can be resent then."""
+        return self.status != 0
+
+    @property
+    def caller(self) -> str:
+        """Who asks, for a fair line: the peer's address."""
+        client = self.scope.get("client")
+        return client[0] if client else "local"
+
+    def header(self, name: bytes) -> bytes:
+        """The first value of a header, by its lower-case name; empty where there is none."""
+        return next((value for key, value in self.headers if key == name), b"")
+
+    async def body(self, *, limit_bytes: int) -> bytes:
+        """The whole request body. Raises BodyTooLarge, CallerLeft."""
+        return await read_body(self._receive, self.headers, limit_bytes=limit_bytes)
+
+    @asynccontextmanager
+    async def attended(self) -> AsyncIterator[None]:
+        """A block cut short with CallerLeft when the caller closes; the body was read before."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                watcher = tasks.create_task(self._leaving())
+                yield
+                watcher.cancel()
+        except BaseExceptionGroup as group:
+            # When the caller leaves, what else fails in the same moment is of no interest any more.
+            left = group.subgroup(CallerLeft)
+            raise (left or group).exceptions[0] from None
+
+    async def _leaving(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass  # what a caller sends after its body is nothing to us
+        if not self.finished:
+            raise CallerLeft
+
+    async def reply(
+        self, status: int, body: bytes, *, content_type: bytes = JSON, headers: Headers = ()
+    ) -> None:
+        """The whole reply at once."""
+        fixed = []
+        if status != 204:  # whose length is none by definition
+            fixed.append((b"content-length", str(len(body)).encode()))
+        if content_type:
+            fixed.append((b"content-type", content_type))
+        await self._start(status, [*fixed, *headers])
+        self.finished = True
+        await self._push(body, more=False)
+
+    async def reply_json(self, value: object, *, status: int = 200) -> None:
+        """The whole reply at once, encoded from a value."""
+        await self.reply(status, msgspec.json.encode(value))
+
+    async def begin(self, framing: Framing) -> None:
+        """The head of a streamed reply; no cache or proxy on the way may hold it back."""
+        self.framing = framing
+        await self._start(
+            200,
+            [
+                (b"content-type", framing.value),
+                (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),
+            ],
+        )
+
+    async def write(self, data: bytes) -> None:
+        """A part of a streamed reply; waits while the caller is slow."""
+        await self._push(data, more=True)
+
+    async def finish(self, data: bytes = b"") -> None:
+        """The last part of a streamed reply."""
+        self.finished = True
+        await self._push(data, more=False)
+
+    async def fail(self, said: Answer) -> None:
+        """An error in the caller's dialect: the reply where none has begun, else its last event."""
+        if self.finished:
+            return
+        if not self.begun:
+            await self.reply(
+                said.status,
+                errors.body(said, self.dialect),
+                content_type=JSON,
+                headers=said.headers,
+            )
+            return
+        ndjson = self.framing is Framing.NDJSON
+        await self.finish(errors.event(said, self.dialect, ndjson=ndjson))
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        headers += self.extra_headers
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _push(self, data: bytes, *, more: bool) -> None:
+        if self.first_byte_s is None:
+            self.first_byte_s = monotonic() - self.started_s
+        self.sent_bytes += len(data)
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})

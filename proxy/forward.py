@@ -1,0 +1,244 @@
+"""Relays one exchange: a lease, a request to its child, the reply, and what if the child is lost.
+
+    lease ─ send ─ hear → done
+      └ lost, nothing delivered → another lease, once more; the caller sees nothing of it
+      └ lost in mid-stream → raised, and told as an error event by app.py; never a silent end
+Leaving, however it happens, closes the upstream connection, which frees the slot, and gives the
+lease back.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from time import monotonic
+
+import msgspec
+
+from planners.model import ServedModel
+from proxy.bodies import Buffers, amended
+from proxy.door import Door
+from proxy.errors import (
+    BadJson,
+    ChildFailed,
+    ChildRefused,
+    PromptTooLong,
+    UpstreamBroken,
+    UpstreamGone,
+)
+from proxy.exchange import Exchange, Framing
+from proxy.sse import DONE, WholeEvents
+from proxy.upstream import UpstreamRequest, UpstreamResponse
+from supervisor.lease import Lease, Usage
+
+REPLY_BYTES = 256 << 20  # a whole reply is held in memory: embeddings of a large batch
+ERROR_BYTES = 1 << 20
+REAPED_S = (
+    2.0  # a child's end is known to the fleet within milliseconds; this is when it certainly is
+)
+LOOK_S = 0.02  # cadence of asking for another lease until then
+
+_JSON_HEADERS = ((b"Content-Type", b"application/json"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to send to whichever child grants the lease."""
+
+    target: bytes
+    body: bytes
+    """A JSON object; the lease's slot is added to it on the way."""
+    extra: bytes = b""
+    """Further members (`"key":value,…`) that override the body's."""
+
+
+Hear = Callable[[Lease, UpstreamResponse], Awaitable[None]]
+
+
+async def converse(
+    door: Door,
+    exchange: Exchange,
+    order: Order,
+    *,
+    model: ServedModel,
+    keep_alive_s: float | None,
+    hear: Hear,
+) -> None:
+    """Sends `order` under a lease and hands the reply to `hear`; again if a child is lost unheard.
+
+    `hear` may be called twice, and starts anew. Raises LeaseError, UpstreamError, what it raises.
+    """
+    lost_path: str | None = None
+    reaped_at_s = 0.0
+    while True:
+        try:
+            async with door.service.lease(
+                model.model_id, caller=exchange.caller, keep_alive_s=keep_alive_s
+            ) as lease:
+                if lease.socket_path != lost_path or monotonic() >= reaped_at_s:
+                    exchange.lease = lease
+                    async with _sent(door, order, lease) as response:
+                        return await hear(lease, response)
+        except UpstreamGone as gone:
+            if lost_path is not None or exchange.begun:
+                raise
+            lost_path, reaped_at_s = gone.socket_path, monotonic() + REAPED_S
+            continue
+        # The fleet has not noticed yet that this child is gone: the lease was given back unused.
+        await asyncio.sleep(LOOK_S)
+
+
+def _sent(door: Door, order: Order, lease: Lease) -> UpstreamRequest:
+    return door.pools.request(
+        lease.socket_path,
+        method=b"POST",
+        target=order.target,
+        headers=_JSON_HEADERS,
+        body=pinned(order, lease),
+    )
+
+
+def pinned(order: Order, lease: Lease) -> Buffers:
+    """The body with the lease's slot as its last member, which overrides a caller's own id_slot.
+
+    A seed of ours would be added here too.
+    """
+    extra = order.extra + b"," if order.extra else b""
+    return amended(order.body, extra + b'"id_slot":%d' % lease.slot)
+
+
+async def ask(door: Door, lease: Lease, *, target: bytes, body: bytes) -> bytes:
+    """The child's reply to a question that takes no slot. Raises ChildRefused, UpstreamError."""
+    async with door.pools.request(
+        lease.socket_path, method=b"POST", target=target, headers=_JSON_HEADERS, body=(body,)
+    ) as response:
+        if response.status != 200:
+            raise await refusal(response, lease)
+        return await response.read(limit_bytes=REPLY_BYTES)
+
+
+class _ChildError(msgspec.Struct):
+    message: str = ""
+    type: str = "server_error"
+    n_prompt_tokens: int | None = None
+    n_ctx: int | None = None
+
+
+class _ChildErrorReply(msgspec.Struct):
+    error: _ChildError = msgspec.field(default_factory=_ChildError)
+
+
+_ERROR_REPLY = msgspec.json.Decoder(_ChildErrorReply)
+_ERROR_EVENT_HEAD = b'data: {"error":'
+
+
+async def refusal(response: UpstreamResponse, lease: Lease) -> Exception:
+    """The error that a child's reply with another status than 200 stands for."""
+    told = await response.read(limit_bytes=ERROR_BYTES)
+    try:
+        error = _ERROR_REPLY.decode(told).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        error = _ChildError(message=told[:200].decode(errors="replace"))
+    if error.n_prompt_tokens is not None and error.n_ctx is not None:
+        return PromptTooLong(
+            model=lease.model_id, n_prompt=error.n_prompt_tokens, n_ctx=error.n_ctx
+        )
+    if (
+        "json.exception." in error.message
+    ):  # a wrong body; some builds of llama-server call it a server error
+        return BadJson(error.message)
+    message = error.message or f"llama-server answered {response.status} without a message"
+    return ChildRefused(status=response.status, kind=error.type, message=message)
+
+
+def event_error(event: bytes) -> str:
+    """The message of an error event's payload, met in mid-stream."""
+    try:
+        return _ERROR_REPLY.decode(event).error.message or "it does not say why"
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return event[:200].decode(errors="replace")
+
+
+async def relay_whole(exchange: Exchange, lease: Lease, response: UpstreamResponse) -> None:
+    """Passes one JSON object, unchanged; whole, so that a child lost meanwhile can be made good."""
+    if response.status != 200:
+        raise await refusal(response, lease)
+    body = await response.read(limit_bytes=REPLY_BYTES)
+    await exchange.reply(200, body, content_type=response.header(b"content-type"))
+
+
+async def relay_stream(
+    exchange: Exchange, lease: Lease, response: UpstreamResponse, *, shows_progress: bool
+) -> Usage | None:
+    """Passes a stream of events, unchanged and as it comes; gives what its end says it took.
+
+    Progress events are left out unless the caller asked for them. Raises ChildFailed for an error
+    before any token, UpstreamBroken for a stream that ends with neither [DONE] nor an error.
+    """
+    if response.status != 200:
+        raise await refusal(response, lease)
+    whole = WholeEvents(response.socket_path)
+    in_prelude = not shows_progress
+    before = last = b""
+    async for arrived in response.chunks():
+        events = whole.take(arrived)
+        if in_prelude:
+            events = _without_progress(events)
+        if not events:
+            continue
+        if not exchange.begun:
+            in_prelude = False
+            if events.startswith(_ERROR_EVENT_HEAD):
+                raise ChildFailed(event_error(events[6:].partition(b"\n")[0]))
+            await exchange.begin(Framing.SSE)
+        before, last = last, events
+        await exchange.write(events)
+    tail = before[-4096:] + last[-8192:]
+    if not tail.rstrip().endswith(DONE) and _ERROR_EVENT_HEAD not in tail:
+        raise UpstreamBroken(response.socket_path, "its stream ended before its end")
+    await exchange.finish()
+    return usage_in(tail)
+
+
+def _without_progress(events: bytes) -> bytes:
+    """What is left from the first event that is neither a ping nor the prompt's progress."""
+    while events.startswith(b":") or b'"prompt_progress":' in events[: events.find(b"\n\n")]:
+        events = events[events.find(b"\n\n") + 2 :]
+    return events
+
+
+class Timings(msgspec.Struct):
+    """What a child says its work took."""
+
+    prompt_n: int = 0
+    prompt_ms: float = 0.0
+    predicted_n: int = 0
+    predicted_ms: float = 0.0
+    cache_n: int = 0
+
+    def usage(self) -> Usage:
+        """The same, as the fleet keeps it."""
+        return Usage(
+            prompt_tokens=self.prompt_n,
+            prompt_s=self.prompt_ms / 1000,
+            decode_tokens=self.predicted_n,
+            decode_s=self.predicted_ms / 1000,
+        )
+
+
+class _Timed(msgspec.Struct):
+    timings: Timings | None = None
+
+
+_TIMED = msgspec.json.Decoder(_Timed)
+
+
+def usage_in(tail: bytes) -> Usage | None:
+    """What the last event with timings in the end of a stream says; None where none does."""
+    for event in reversed(tail.split(b"\n\n")):
+        if b'"timings":' in event and (start := event.find(b"data: ")) >= 0:
+            try:
+                timings = _TIMED.decode(event[start + 6 :]).timings
+            except msgspec.DecodeError:
+                return None
+            return timings.usage() if timings is not None else None
+    return None

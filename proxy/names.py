@@ -1,0 +1,45 @@
+"""Model names as Ollama writes them: `[scheme://][host/][namespace/]model[:tag]`."""
+
+import re
+
+from planners.model import ServedModel
+from proxy.door import Door
+from proxy.errors import BadRequest, CloudModel, UnknownModel
+from proxy.exchange import Exchange
+
+_PART = r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,79}"
+_NAME = re.compile(
+    rf"(?:[a-z]+://)?(?:[A-Za-z0-9_][A-Za-z0-9_.:\-]{{0,349}}/)?(?:{_PART}/)*{_PART}(?::{_PART})?"
+)
+
+
+class BadName(BadRequest):
+    """A text that can name no model."""
+
+    def __init__(self, message: str = "invalid model name") -> None:
+        super().__init__(message, param="model")
+
+
+def display(name: str) -> str:
+    """The name with its tag, "latest" where it has none."""
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
+def served(door: Door, exchange: Exchange, name: str, *, unknown: str | None = None) -> ServedModel:
+    """The model that `name` means. Raises BadName, CloudModel, UnknownModel (saying `unknown`)."""
+    found = door.service.resolve(name)
+    if found is None:
+        _check(name)
+        raise UnknownModel(name, unknown)
+    exchange.model = found.model_id
+    return found
+
+
+def _check(name: str) -> None:
+    lower = name.lower()
+    if ":cloud:" in lower or lower.endswith((":cloud:local", ":local:cloud")):
+        raise BadName(f'use either :local or :cloud, not both: "{name}"')
+    if lower.endswith((":cloud", "-cloud")) and ":" in name:
+        raise CloudModel
+    if name and not _NAME.fullmatch(name.strip()):
+        raise BadName

@@ -1,0 +1,1 @@
+"""Ollama's native dialect: its requests, options and replies, over llama-server's routes."""

@@ -1,0 +1,161 @@
+"""What is there: /api/tags, /api/ps, /api/show and their kin."""
+
+import math
+from time import time
+
+from planners.capabilities import capabilities
+from planners.hardware import HOST
+from planners.model import ServedModel
+from planners.view import InstanceState, Observed
+from proxy import names
+from proxy.door import Door
+from proxy.errors import BadRequest
+from proxy.exchange import TEXT, Exchange
+from proxy.ollama.fields import read_object
+from proxy.ollama.replies import FOREVER_AT_S, rfc3339
+
+_SHOWN_STATES = (InstanceState.LOADING, InstanceState.READY, InstanceState.DRAINING)
+_HIDDEN_KEYS = ("general.name", "tokenizer.chat_template")
+
+
+async def root(door: Door, exchange: Exchange) -> None:
+    """GET, HEAD /: what the CLI takes for a heartbeat."""
+    await exchange.reply(200, b"Ollama is running", content_type=TEXT)
+
+
+async def version(door: Door, exchange: Exchange) -> None:
+    """GET, HEAD /api/version."""
+    await exchange.reply_json({"version": door.settings.version})
+
+
+async def status(door: Door, exchange: Exchange) -> None:
+    """GET /api/status: the cloud is off."""
+    await exchange.reply_json({"cloud": {"disabled": True, "source": "config"}})
+
+
+async def tags(door: Door, exchange: Exchange) -> None:
+    """GET, HEAD /api/tags: the models offered, newest first."""
+    newest = sorted(door.service.models(), key=lambda model: -model.modified_at)
+    await exchange.reply_json({"models": [_tag(model) for model in newest]})
+
+
+async def ps(door: Door, exchange: Exchange) -> None:
+    """GET /api/ps: the models loaded, longest remaining first."""
+    loaded = [
+        (instance, model)
+        for instance in door.service.running()
+        if instance.state in _SHOWN_STATES
+        and (model := door.service.resolve(instance.model_id)) is not None
+    ]
+    loaded.sort(key=lambda pair: -_expires_at(pair[0]))
+    await exchange.reply_json({"models": [_process(instance, model) for instance, model in loaded]})
+
+
+async def show(door: Door, exchange: Exchange) -> None:
+    """POST /api/show: all that is known of one model."""
+    fields = read_object(
+        await exchange.body(limit_bytes=door.settings.max_body_bytes), "ShowRequest"
+    )
+    name = fields.text("model") or fields.text("name")
+    if not name:
+        raise BadRequest("model is required")
+    unknown = f"model '{names.display(name)}' not found"
+    model = names.served(door, exchange, name, unknown=unknown)
+    copilot = exchange.header(b"user-agent").startswith(b"GitHubCopilotChat/")
+    await exchange.reply_json(_shown(model, name, basename=name if copilot else None))
+
+
+def parameter_size(n_params: int) -> str:
+    """Parameters as Ollama prints them: "134.52M", "7B", "1.5B"."""
+    if n_params >= 1e9:
+        billions = n_params / 1e9
+        return f"{billions:.0f}B" if billions == int(billions) else f"{billions:.1f}B"
+    if n_params >= 1e6:
+        return f"{n_params / 1e6:.2f}M"
+    return f"{n_params / 1e3:.0f}K" if n_params >= 1e3 else str(n_params)
+
+
+def _details(model: ServedModel) -> dict[str, object]:
+    family = model.info.architecture
+    return {
+        "parent_model": "", "format": "gguf", "family": family, "families": [family],
+        "parameter_size": parameter_size(model.info.n_params),
+        "quantization_level": model.info.quantization,
+    }  # fmt: skip
+
+
+def _capabilities(model: ServedModel) -> list[str]:
+    can = capabilities(model.info, has_projector=model.settings.mmproj_path is not None)
+    return [capability.value for capability in can]
+
+
+def _tag(model: ServedModel) -> dict[str, object]:
+    name = names.display(model.model_id)
+    lengths = {"context_length": model.info.n_ctx_train, "embedding_length": model.info.n_embd}
+    return {
+        "name": name, "model": name, "modified_at": rfc3339(model.modified_at),
+        "size": model.size_bytes, "digest": model.info.digest,
+        "details": _details(model) | lengths, "capabilities": _capabilities(model),
+    }  # fmt: skip
+
+
+def _process(instance: Observed, model: ServedModel) -> dict[str, object]:
+    name = names.display(model.model_id)
+    parts = instance.measured or instance.plan.predicted
+    return {
+        "name": name, "model": name, "size": sum(part.total_bytes for part in parts),
+        "digest": model.info.digest, "details": _details(model),
+        "expires_at": rfc3339(_expires_at(instance)),
+        "size_vram": sum(part.total_bytes for part in parts if part.device_id != HOST),
+        "context_length": instance.plan.context,
+    }  # fmt: skip
+
+
+def _expires_at(instance: Observed) -> float:
+    """UTC seconds at which it unloads; while it is busy or loading, as if it fell idle now."""
+    at = instance.expires_at if instance.expires_at is not None else time() + instance.keep_alive_s
+    return FOREVER_AT_S if math.isinf(at) else at
+
+
+def _shown(model: ServedModel, name: str, *, basename: str | None) -> dict[str, object]:
+    info = {key: value for key, value in model.info.metadata if key not in _HIDDEN_KEYS}
+    info["general.architecture"] = model.info.architecture
+    info["general.parameter_count"] = model.info.n_params
+    info.setdefault(f"{model.info.architecture}.context_length", model.info.n_ctx_train)
+    info.setdefault("general.basename", model.info.name)
+    if basename is not None:
+        info["general.basename"] = basename
+    shown: dict[str, object] = {
+        "modelfile": _modelfile(model, name),
+        "details": _details(model),
+        "model_info": info,
+        "capabilities": _capabilities(model),
+        "modified_at": rfc3339(model.modified_at),
+    }
+    optional = {
+        "parameters": _parameters(model),
+        "template": model.info.chat_template,
+        "license": info.get("general.license"),
+    }
+    return shown | {key: value for key, value in optional.items() if value}
+
+
+def _parameters(model: ServedModel) -> str:
+    """One line per value: the key padded to 30 columns, a space, the value."""
+    context = model.settings.context
+    return f"{'num_ctx':<30} {context}" if context is not None else ""
+
+
+def _modelfile(model: ServedModel, name: str) -> str:
+    lines = [
+        '# Modelfile generated by "ollama show"',
+        "# To build a new Modelfile based on this, replace FROM with:",
+        f"# FROM {names.display(name)}",
+        "",
+        f"FROM {model.path}",
+    ]
+    if model.info.chat_template:
+        lines.append(f'TEMPLATE """{model.info.chat_template}"""')
+    if model.settings.context is not None:
+        lines.append(f"PARAMETER num_ctx {model.settings.context}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,218 @@
+"""POST /api/chat and POST /api/generate: loaded, unloaded, refused, or asked of the child."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from planners.capabilities import Capability, capabilities
+from planners.model import ServedModel
+from proxy import names
+from proxy.door import Door
+from proxy.errors import BadRequest, PromptTooLong
+from proxy.exchange import Exchange
+from proxy.forward import REPLY_BYTES, Order, ask, converse, refusal
+from proxy.ollama.answering import Answering, ContextOf
+from proxy.ollama.options import Options
+from proxy.ollama.replies import EMPTY, Writer, json_string
+from proxy.ollama.requests import (
+    Common,
+    GenerateRequest,
+    chat_body,
+    completion_body,
+    read_chat,
+    read_generate,
+)
+from proxy.upstream import UpstreamResponse
+from supervisor.lease import Lease
+
+CHAT = b"/v1/chat/completions"
+COMPLETION = b"/completion"
+INFILL = b"/infill"
+
+
+class Incapable(BadRequest):
+    """The model cannot do what was asked."""
+
+    def __init__(self, name: str, what: str) -> None:
+        self.what = what
+        super().__init__(f"{name} does not support {what}")
+
+
+class _Prompt(msgspec.Struct):
+    prompt: str
+
+
+class _Tokens(msgspec.Struct):
+    tokens: tuple[int, ...]
+
+
+_PROMPT = msgspec.json.Decoder(_Prompt)
+_TOKENS = msgspec.json.Decoder(_Tokens)
+
+
+async def chat(door: Door, exchange: Exchange) -> None:
+    """POST /api/chat."""
+    request = read_chat(await exchange.body(limit_bytes=door.settings.max_body_bytes))
+    if not request.common.model:
+        raise BadRequest("model is required")
+    turn = _Turn.of(door, exchange, request.common, is_chat=True)
+    async with exchange.attended():
+        if not request.messages and request.common.keep_alive_s == 0:
+            return await turn.unload()
+        options = request.common.options()
+        turn.check("chat", needs_tools=bool(request.tools))
+        if not request.messages:
+            return await turn.load()
+        told = chat_body(request.messages, request.common, options, request.tools)
+        return await turn.ask(CHAT, told, options)
+
+
+async def generate(door: Door, exchange: Exchange) -> None:
+    """POST /api/generate."""
+    request = read_generate(await exchange.body(limit_bytes=door.settings.max_body_bytes))
+    turn = _Turn.of(door, exchange, request.common, is_chat=False)
+    async with exchange.attended():
+        if request.is_empty and request.common.keep_alive_s == 0:
+            return await turn.unload()
+        options = request.common.options()
+        turn.check("generate", needs_insert=bool(request.suffix))
+        if request.is_empty:
+            return await turn.load()
+        return await _generate(turn, request, options)
+
+
+async def _generate(turn: "_Turn", request: GenerateRequest, options: Options) -> None:
+    plain = completion_body(request.common, options)
+    if request.suffix:
+        told = plain | {"input_prefix": request.prompt, "input_suffix": request.suffix}
+        return await turn.ask(INFILL, told, options)
+    if request.raw:
+        return await turn.ask(COMPLETION, plain | {"prompt": request.prompt}, options)
+    as_chat = chat_body(request.messages(), request.common, options)
+    context_of = partial(_context, turn.door, msgspec.json.encode(as_chat), request.context)
+    if not request.context:
+        return await turn.ask(CHAT, as_chat, options, context_of)
+    # What goes on from token ids has no messages: it is rendered here and sent as ids and text.
+    rendered = await turn.rendered(as_chat)
+    told = plain | {"prompt": [*request.context, rendered]}
+    return await turn.ask(COMPLETION, told, options, context_of)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One request to one model, and what can be done with it."""
+
+    door: Door
+    exchange: Exchange
+    model: ServedModel
+    common: Common
+    writer: Writer
+
+    @classmethod
+    def of(cls, door: Door, exchange: Exchange, common: Common, *, is_chat: bool) -> "_Turn":
+        """The turn that a request begins. Raises BadName, CloudModel, UnknownModel."""
+        model = names.served(door, exchange, common.model)
+        return cls(door, exchange, model, common, Writer(model=common.model, chat=is_chat))
+
+    async def unload(self) -> None:
+        """Lets the model go."""
+        self.door.service.unload(self.model.model_id)
+        await self.exchange.reply(200, self.writer.bare("unload"))
+
+    async def load(self) -> None:
+        """Waits until the model is there."""
+        keep_alive_s = self.common.keep_alive_s
+        await self.door.service.load(self.model.model_id, keep_alive_s=keep_alive_s)
+        await self.exchange.reply(200, self.writer.bare("load"))
+
+    def check(self, what: str, *, needs_tools: bool = False, needs_insert: bool = False) -> None:
+        """Raises Incapable in Ollama's words, with the short or the full name as it has them."""
+        has_projector = self.model.settings.mmproj_path is not None
+        can = capabilities(self.model.info, has_projector=has_projector)
+        short_name = f'"{self.common.model}"'
+        full_name = f"registry.ollama.ai/library/{names.display(self.model.model_id)}"
+        if Capability.COMPLETION not in can:
+            raise Incapable(short_name, what)
+        if needs_tools and Capability.TOOLS not in can:
+            raise Incapable(full_name, "tools")
+        if needs_insert and Capability.INSERT not in can:
+            raise Incapable(full_name, "insert")
+        if self.common.think and Capability.THINKING not in can:
+            raise Incapable(short_name, "thinking")
+
+    async def ask(
+        self,
+        target: bytes,
+        told: dict[str, object],
+        options: Options,
+        context_of: ContextOf | None = None,
+    ) -> None:
+        """Asks the child and answers with its stream; renders only, where that is wanted."""
+        if self.common.render_only:
+            return await self._show_prompt(told)
+        if options.n_ctx is not None and not self.common.shift:
+            await self._check_length(told, options.n_ctx)
+        answering = Answering(
+            door=self.door,
+            exchange=self.exchange,
+            common=self.common,
+            writer=self.writer,
+            is_chat_route=target == CHAT,
+            context_of=context_of,
+        )
+        return await self._converse(target, told, answering)
+
+    async def rendered(self, told: dict[str, object]) -> str:
+        """The prompt as the model reads it: a chat in its template, or the text as it is."""
+        if "messages" not in told:
+            return str(told.get("prompt", ""))
+        return _PROMPT.decode(await self._read(b"/apply-template", told)).prompt
+
+    async def _show_prompt(self, told: dict[str, object]) -> None:
+        info = b',"_debug_info":{"rendered_template":%b}}' % json_string(await self.rendered(told))
+        await self.exchange.reply(200, self.writer.piece(EMPTY).removesuffix(b"}") + info)
+
+    async def _check_length(self, told: dict[str, object], n_ctx: int) -> None:
+        """Raises PromptTooLong for more than n_ctx tokens: the caller asked not to shift."""
+        text = await self.rendered(told)
+        if len(text.encode()) <= n_ctx:  # a token is a byte at least
+            return
+        body: dict[str, object] = {"content": text, "add_special": True, "parse_special": True}
+        n_prompt = len(_TOKENS.decode(await self._read(b"/tokenize", body)).tokens)
+        if n_prompt > n_ctx:
+            raise PromptTooLong(model=self.common.model, n_prompt=n_prompt, n_ctx=n_ctx)
+
+    async def _read(self, target: bytes, told: dict[str, object]) -> bytes:
+        """The child's whole reply to a small question."""
+        reply: list[bytes] = []
+
+        async def hear(lease: Lease, response: UpstreamResponse) -> None:
+            if response.status != 200:
+                raise await refusal(response, lease)
+            reply.append(await response.read(limit_bytes=REPLY_BYTES))
+
+        order = Order(target, msgspec.json.encode(told))
+        await converse(
+            self.door, self.exchange, order,
+            model=self.model, keep_alive_s=self.common.keep_alive_s, hear=hear,
+        )  # fmt: skip
+        return reply[-1]
+
+    async def _converse(self, target: bytes, told: dict[str, object], answering: Answering) -> None:
+        order = Order(target, msgspec.json.encode(told))
+        await converse(
+            self.door, self.exchange, order,
+            model=self.model, keep_alive_s=self.common.keep_alive_s, hear=answering.hear,
+        )  # fmt: skip
+
+
+async def _context(
+    door: Door, as_chat: bytes, before: tuple[int, ...], lease: Lease, text: bytes
+) -> tuple[int, ...]:
+    """The ids of all so far: what came before, the prompt as rendered, and the reply."""
+    prompt = _PROMPT.decode(await ask(door, lease, target=b"/apply-template", body=as_chat)).prompt
+    content = prompt + msgspec.json.decode(text, type=str)
+    told = {"content": content, "add_special": not before, "parse_special": True}
+    reply = await ask(door, lease, target=b"/tokenize", body=msgspec.json.encode(told))
+    return before + _TOKENS.decode(reply).tokens

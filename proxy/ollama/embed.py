@@ -1,0 +1,149 @@
+"""POST /api/embed and its old form POST /api/embeddings."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+import msgspec
+
+from planners.model import ServedModel
+from proxy import names
+from proxy.door import Door
+from proxy.errors import BadRequest
+from proxy.exchange import Exchange
+from proxy.forward import REPLY_BYTES, Order, converse, refusal
+from proxy.ollama.fields import read_object
+from proxy.upstream import UpstreamResponse
+from supervisor.lease import Lease
+
+
+class NoEmbeddings(BadRequest):
+    """Embeddings were asked of a text model."""
+
+    status = 501
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f'"{name}" does not support embeddings: it is a text model; use one made for embeddings'
+        )
+
+
+class _Row(msgspec.Struct):
+    embedding: list[float]
+    index: int = 0
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+
+
+class _Reply(msgspec.Struct):
+    data: list[_Row]
+    usage: _Usage = msgspec.field(default_factory=_Usage)
+
+
+_UNKNOWN = 'model "{}" not found, try pulling it first'
+_REPLY = msgspec.json.Decoder(_Reply)
+
+
+@dataclass(frozen=True, slots=True)
+class _Embedded:
+    vectors: tuple[list[float], ...]
+    prompt_tokens: int
+    load_s: float
+
+
+async def embed(door: Door, exchange: Exchange) -> None:
+    """POST /api/embed."""
+    fields = read_object(await _body(door, exchange), "EmbedRequest")
+    texts = _texts(fields.value("input"))
+    name, dimensions, keep_alive_s = (
+        fields.text("model"),
+        fields.whole("dimensions"),
+        fields.keep_alive_s(),
+    )
+    model = names.served(door, exchange, name, unknown=_UNKNOWN.format(name) if name else None)
+    async with exchange.attended():
+        if not texts:
+            await door.service.load(model.model_id, keep_alive_s=keep_alive_s)
+            return await exchange.reply_json({"model": name, "embeddings": []})
+        embedded = await _embedded(door, exchange, model, texts, keep_alive_s)
+        return await exchange.reply_json(
+            {
+                "model": name,
+                "embeddings": [unit_vector(vector, dimensions) for vector in embedded.vectors],
+                "total_duration": round((monotonic() - exchange.started_s) * 1e9),
+                "load_duration": max(1, round(embedded.load_s * 1e9)),
+                "prompt_eval_count": embedded.prompt_tokens,
+            }
+        )
+
+
+async def embeddings(door: Door, exchange: Exchange) -> None:
+    """POST /api/embeddings."""
+    fields = read_object(await _body(door, exchange), "EmbeddingRequest")
+    name, prompt, keep_alive_s = fields.text("model"), fields.text("prompt"), fields.keep_alive_s()
+    if not name:
+        raise BadRequest("model is required")
+    model = names.served(door, exchange, name, unknown=_UNKNOWN.format(name))
+    async with exchange.attended():
+        if not prompt:
+            await door.service.load(model.model_id, keep_alive_s=keep_alive_s)
+            return await exchange.reply_json({"embedding": []})
+        embedded = await _embedded(door, exchange, model, [prompt], keep_alive_s)
+        return await exchange.reply_json({"embedding": embedded.vectors[0]})
+
+
+def unit_vector(vector: Sequence[float], dimensions: int = 0) -> list[float]:
+    """The vector with length 1, cut to its first `dimensions` where that is fewer than it has."""
+    cut = vector[:dimensions] if 0 < dimensions < len(vector) else vector
+    length = math.sqrt(math.fsum(x * x for x in cut))
+    return [x / length for x in cut] if length > 0 else list(cut)
+
+
+async def _body(door: Door, exchange: Exchange) -> bytes:
+    return await exchange.body(limit_bytes=door.settings.max_body_bytes)
+
+
+def _texts(told: object) -> list[str]:
+    """The inputs; an empty text or array is none. Raises BadRequest."""
+    if told is None or told == "":
+        return []
+    texts = [told] if isinstance(told, str) else told
+    if not isinstance(texts, list) or any(not isinstance(text, str) for text in texts):
+        raise BadRequest("invalid input type")
+    return texts
+
+
+async def _embedded(
+    door: Door,
+    exchange: Exchange,
+    model: ServedModel,
+    texts: list[str],
+    keep_alive_s: float | None,
+) -> _Embedded:
+    if not model.info.is_embedding:
+        raise NoEmbeddings(model.model_id)
+    got: list[_Embedded] = []
+
+    async def hear(lease: Lease, response: UpstreamResponse) -> None:
+        if response.status != 200:
+            raise await refusal(response, lease)
+        reply = _REPLY.decode(await response.read(limit_bytes=REPLY_BYTES))
+        rows = sorted(reply.data, key=lambda row: row.index)
+        load_s = lease.granted_at_s - exchange.started_s
+        got.append(
+            _Embedded(tuple(row.embedding for row in rows), reply.usage.prompt_tokens, load_s)
+        )
+
+    body = msgspec.json.encode({"input": texts, "encoding_format": "float"})
+    await converse(
+        door,
+        exchange,
+        Order(b"/v1/embeddings", body),
+        model=model,
+        keep_alive_s=keep_alive_s,
+        hear=hear,
+    )
+    return got[-1]

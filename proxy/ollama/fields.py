@@ -1,0 +1,150 @@
+"""JSON objects read as Ollama reads them: names without case, null as absent, its error texts."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+import msgspec
+
+from planners.durations import parse_duration
+from proxy.errors import BadJson, BadRequest
+
+_KINDS = {
+    str: "string",
+    bool: "bool",
+    int: "number",
+    float: "number",
+    list: "array",
+    dict: "object",
+}
+_BLANKS = " \t\r\n"
+
+
+class WrongType(BadRequest):
+    """A field of another JSON type than Ollama's API gives it."""
+
+    def __init__(self, *, value: object, field: str, wanted: str) -> None:
+        self.field, self.wanted = field, wanted
+        kind = _KINDS.get(type(value), "value")
+        super().__init__(
+            f"json: cannot unmarshal {kind} into Go struct field {field} of type {wanted}"
+        )
+
+
+class Fields:
+    """One JSON object, as typed reads by name."""
+
+    __slots__ = ("_owner", "_values")
+
+    def __init__(self, values: Mapping[str, Any], owner: str) -> None:
+        self._values = {key.lower(): value for key, value in values.items() if value is not None}
+        self._owner = owner
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def text(self, name: str, default: str = "") -> str:
+        """A string."""
+        value = self._values.get(name, default)
+        return value if isinstance(value, str) else self._refuse(name, "string")
+
+    def flag(self, name: str, default: bool | None = False) -> bool | None:
+        """A boolean."""
+        value = self._values.get(name, default)
+        return value if value is None or isinstance(value, bool) else self._refuse(name, "bool")
+
+    def whole(self, name: str, default: int = 0) -> int:
+        """An integer."""
+        value = self._values.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self._refuse(name, "int")
+        return value
+
+    def whole_numbers(self, name: str) -> tuple[int, ...]:
+        """An array of integers."""
+        values = self.items(name, "[]int")
+        if any(isinstance(value, bool) or not isinstance(value, int) for value in values):
+            self._refuse(name, "[]int")
+        return tuple(values)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """An array of strings."""
+        values = self.items(name, "[]string")
+        if any(not isinstance(value, str) for value in values):
+            self._refuse(name, "[]string")
+        return tuple(values)
+
+    def items(self, name: str, wanted: str = "[]object") -> list[Any]:
+        """An array of anything."""
+        value = self._values.get(name, [])
+        return value if isinstance(value, list) else self._refuse(name, wanted)
+
+    def children(self, name: str, owner: str) -> Iterator["Fields"]:
+        """An array of objects."""
+        for value in self.items(name, f"[]api.{owner}"):
+            if not isinstance(value, dict):
+                raise WrongType(value=value, field=f"{self._owner}.{name}", wanted=f"api.{owner}")
+            yield Fields(value, owner)
+
+    def child(self, name: str, owner: str) -> "Fields":
+        """An object."""
+        return Fields(self.mapping(name), owner)
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """An object as it stands."""
+        value = self._values.get(name, {})
+        return value if isinstance(value, dict) else self._refuse(name, "map[string]interface {}")
+
+    def value(self, name: str) -> Any:
+        """Whatever is there; None where nothing is."""
+        return self._values.get(name)
+
+    def keep_alive_s(self) -> float | None:
+        """The keep_alive, None where the request has none. Raises BadDuration."""
+        value = self._values.get("keep_alive")
+        return None if value is None else parse_duration(value)
+
+    def _refuse(self, name: str, wanted: str) -> NoReturn:
+        raise WrongType(value=self._values[name], field=f"{self._owner}.{name}", wanted=wanted)
+
+
+def read_object(body: bytes, owner: str) -> Fields:
+    """The first JSON value of `body`, an object or null; the rest is ignored. Raises BadJson."""
+    if not body.strip(_BLANKS.encode()):
+        raise BadJson("missing request body")
+    try:
+        value = msgspec.json.decode(body)
+    except RecursionError as exc:
+        raise BadJson("the request body is nested too deeply") from exc
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        value = _first_value(body)
+    if value is None:
+        return Fields({}, owner)
+    if not isinstance(value, dict):
+        kind = _KINDS.get(type(value), "value")
+        raise BadJson(f"json: cannot unmarshal {kind} into Go value of type api.{owner}")
+    return Fields(value, owner)
+
+
+def _first_value(body: bytes) -> Any:
+    """The slow way, for a body that is not one clean value; faults are worded as Go does."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as exc:
+        raise BadJson("the request body is no UTF-8") from exc
+    start = len(text) - len(text.lstrip(_BLANKS))
+    try:
+        return json.JSONDecoder(parse_constant=_refuse_constant).raw_decode(text, start)[0]
+    except json.JSONDecodeError as exc:
+        if exc.pos >= len(text.rstrip(_BLANKS)) or exc.msg.startswith("Unterminated string"):
+            raise BadJson("unexpected EOF") from exc
+        where = (
+            "looking for beginning of value" if exc.msg == "Expecting value" else "in JSON input"
+        )
+        raise BadJson(f"invalid character {text[exc.pos]!r} {where}") from exc
+    except RecursionError as exc:
+        raise BadJson("the request body is nested too deeply") from exc
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise BadJson(f"invalid character {name[0]!r} looking for beginning of value")

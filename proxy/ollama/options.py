@@ -1,0 +1,93 @@
+"""Ollama's `options` as llama-server's sampler members. (Ollama's api/types.go, DefaultOptions.)"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from proxy.errors import BadOption
+
+INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a request's options come to."""
+
+    sampling: tuple[tuple[str, object], ...]
+    """llama-server's names and values; both of its completion routes understand them."""
+    n_ctx: int | None
+    """The context asked for. It never causes a reload."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampler:
+    kind: type[int] | type[float]
+    name: str
+    default: float
+
+
+# Ollama always sends every one of these, so llama.cpp's own defaults never show (min_p 0.05).
+_SAMPLERS = {
+    "temperature": _Sampler(float, "temperature", 0.8),
+    "top_k": _Sampler(int, "top_k", 40),
+    "top_p": _Sampler(float, "top_p", 0.9),
+    "min_p": _Sampler(float, "min_p", 0.0),
+    "typical_p": _Sampler(float, "typical_p", 1.0),
+    "repeat_last_n": _Sampler(int, "repeat_last_n", 64),
+    "repeat_penalty": _Sampler(float, "repeat_penalty", 1.0),
+    "presence_penalty": _Sampler(float, "presence_penalty", 0.0),
+    "frequency_penalty": _Sampler(float, "frequency_penalty", 0.0),
+    "seed": _Sampler(int, "seed", -1),
+    "num_keep": _Sampler(int, "n_keep", 4),
+    "num_predict": _Sampler(int, "n_predict", -1),
+}
+_LAUNCH_NUMBERS = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "draft_num_predict")
+_LAUNCH_FLAGS = ("use_mmap",)
+
+
+def read_options(told: Mapping[str, Any]) -> Options:
+    """The options as the child takes them; unknown ones are ignored. Raises BadOption."""
+    values = {key: value for key, value in told.items() if value is not None}
+    for name in _LAUNCH_FLAGS:
+        if not isinstance(values.get(name, False), bool):
+            _refuse(name, "boolean")
+    launch = {name: _whole(name, values[name]) for name in _LAUNCH_NUMBERS if name in values}
+    sampling: list[tuple[str, object]] = [
+        (sampler.name, _number(name, values.get(name, sampler.default), sampler.kind))
+        for name, sampler in _SAMPLERS.items()
+    ]
+    stop = _stop(values.get("stop", []))
+    if stop:
+        sampling.append(("stop", stop))
+    return Options(sampling=tuple(sampling), n_ctx=launch.get("num_ctx"))
+
+
+def _number(name: str, value: object, kind: type[int] | type[float]) -> float:
+    if kind is int:
+        whole = _whole(name, value)
+        if name == "seed":
+            return whole & 0xFFFFFFFF  # the child's seed is 32 bits; -1 becomes its "random"
+        return (
+            max(-1, min(whole, INT32)) if name == "num_predict" else max(-INT32, min(whole, INT32))
+        )
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        _refuse(name, "float32")
+    return float(value)
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        _refuse(name, "integer")
+    return int(value)
+
+
+def _stop(value: object) -> list[str]:
+    if not isinstance(value, list):
+        _refuse("stop", "array")
+    if any(not isinstance(text, str) for text in value):
+        raise BadOption('option "stop" must be of an array of strings', param="stop")
+    return value
+
+
+def _refuse(name: str, kind: str) -> NoReturn:
+    raise BadOption(f'option "{name}" must be of type {kind}', param=name)

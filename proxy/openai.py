@@ -1,0 +1,157 @@
+"""OpenAI's routes: the child's own dialect, so requests and streams pass; the model is chosen."""
+
+from functools import partial
+
+import msgspec
+
+from planners.durations import parse_duration
+from planners.model import ServedModel
+from proxy import names
+from proxy.assemble import STREAMED, Assembly
+from proxy.bodies import decoded
+from proxy.door import Door
+from proxy.errors import BadRequest
+from proxy.exchange import Exchange
+from proxy.forward import Hear, Order, converse, refusal, relay_stream, relay_whole
+from proxy.sse import EventReader
+from proxy.upstream import UpstreamResponse
+from supervisor.lease import Lease, Usage
+
+
+class _Asked(msgspec.Struct):
+    """What a completion request must tell us; the rest is between the caller and the child."""
+
+    model: str | None = None
+    stream: bool | None = None
+    n: int | None = None
+    return_progress: bool | None = None
+    keep_alive: float | str | None = None
+    """Ours: as in Ollama's dialect."""
+
+
+_ASKED = msgspec.json.Decoder(_Asked)
+_PROGRESS = b'"return_progress":true'
+"""Asked of every child: one that writes while it reads a prompt notices that the caller left."""
+
+
+async def list_models(door: Door, exchange: Exchange) -> None:
+    """GET /v1/models."""
+    data = [_entry(model, names.display(model.model_id)) for model in door.service.models()]
+    await exchange.reply_json({"object": "list", "data": data})
+
+
+async def one_model(door: Door, exchange: Exchange, name: str) -> None:
+    """GET /v1/models/{id}; an id may hold slashes."""
+    await exchange.reply_json(_entry(_served(door, exchange, name), name))
+
+
+async def chat_completions(door: Door, exchange: Exchange) -> None:
+    """POST /v1/chat/completions."""
+    await _complete(door, exchange, chat=True)
+
+
+async def completions(door: Door, exchange: Exchange) -> None:
+    """POST /v1/completions."""
+    await _complete(door, exchange, chat=False)
+
+
+async def embeddings(door: Door, exchange: Exchange) -> None:
+    """POST /v1/embeddings; never a stream."""
+    body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
+    asked = decoded(body, _ASKED)
+    model = _served(door, exchange, asked.model)
+    if not model.info.is_embedding:
+        raise NoEmbeddings(model)
+    async with exchange.attended():
+        await converse(
+            door, exchange, Order(b"/v1/embeddings", body),
+            model=model, keep_alive_s=_keep_alive_s(asked), hear=partial(relay_whole, exchange),
+        )  # fmt: skip
+
+
+class NoEmbeddings(BadRequest):
+    """Embeddings were asked of a text model."""
+
+    status = 501
+    code = "not_supported_error"
+
+    def __init__(self, model: ServedModel) -> None:
+        super().__init__(
+            f'"{model.model_id}" does not support embeddings: it is a text model;'
+            " use one made for embeddings",
+            param="model",
+        )
+
+
+async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
+    body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
+    asked = decoded(body, _ASKED)
+    model = _served(door, exchange, asked.model)
+    if model.info.is_embedding:
+        raise BadRequest(f'"{model.model_id}" does not support completions', param="model")
+    if asked.n is not None and asked.n != 1:
+        raise BadRequest("n must be 1: each request has one slot of the model", param="n")
+    target = b"/v1/chat/completions" if chat else b"/v1/completions"
+    streams = bool(asked.stream)
+    if streams:
+        hear = _stream(door, exchange, shows_progress=bool(asked.return_progress))
+    else:
+        hear = _assemble(door, exchange, chat=chat)
+    order = Order(target, body, extra=_PROGRESS if streams else STREAMED)
+    async with exchange.attended():
+        await converse(
+            door, exchange, order, model=model, keep_alive_s=_keep_alive_s(asked), hear=hear
+        )
+
+
+def _stream(door: Door, exchange: Exchange, *, shows_progress: bool) -> Hear:
+    async def hear(lease: Lease, response: UpstreamResponse) -> None:
+        usage = await relay_stream(exchange, lease, response, shows_progress=shows_progress)
+        _report(door, exchange, lease, usage)
+
+    return hear
+
+
+def _assemble(door: Door, exchange: Exchange, *, chat: bool) -> Hear:
+    async def hear(lease: Lease, response: UpstreamResponse) -> None:
+        if response.status != 200:
+            raise await refusal(response, lease)
+        events, whole = EventReader(response.socket_path), Assembly(response.socket_path, chat=chat)
+        async for chunk in response.chunks():
+            for event in events.feed(chunk):
+                whole.add(event)
+        await exchange.reply(200, whole.reply())
+        timings = whole.timings
+        _report(door, exchange, lease, timings.usage() if timings is not None else None)
+
+    return hear
+
+
+def _served(door: Door, exchange: Exchange, name: str | None) -> ServedModel:
+    if not name:
+        raise BadRequest("model is required", param="model")
+    return names.served(door, exchange, name)
+
+
+def _entry(model: ServedModel, name: str) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(model.modified_at),
+        "owned_by": "library",
+        "meta": {
+            "n_ctx_train": model.info.n_ctx_train,
+            "n_params": model.info.n_params,
+            "size": model.size_bytes,
+        },
+    }
+
+
+def _keep_alive_s(asked: _Asked) -> float | None:
+    return None if asked.keep_alive is None else parse_duration(asked.keep_alive)
+
+
+def _report(door: Door, exchange: Exchange, lease: Lease, usage: Usage | None) -> None:
+    if usage is not None:
+        exchange.usage = usage
+        door.service.report(lease, usage)

@@ -1,0 +1,103 @@
+"""uvicorn for embedding: no signals, no ticking, sockets of the daemon's, an end that is bounded.
+
+uvicorn's own serve() takes SIGTERM and wakes ten times a second; its parts are driven here instead.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from socket import AF_INET, AF_INET6, IPPROTO_TCP, TCP_NODELAY, socket
+from time import monotonic
+
+import structlog
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from proxy.app import PARTING_S, ASGIApp
+
+log = structlog.stdlib.get_logger(__name__)
+
+KEEP_ALIVE_S = 75  # as nginx; a client that pools must not find its connection closed under it
+ABORT_S = 1.0  # for tasks that were cancelled to be gone
+
+
+class DoorServer(uvicorn.Server):
+    """One set of listening sockets, served inside somebody else's event loop."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=HttpToolsProtocol,
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+            )
+        )
+
+    async def open(self, sockets: Sequence[socket]) -> None:
+        """Begins to accept."""
+        for sock in sockets:
+            if sock.family in (AF_INET, AF_INET6):
+                # Accepted sockets inherit it. asyncio sets it itself only where the listener was
+                # made with proto=IPPROTO_TCP; without it each reply takes 40 ms (delayed ACK).
+                sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
+        self.config.load()
+        self.lifespan = self.config.lifespan_class(self.config)
+        await self.startup(sockets=list(sockets))
+
+    async def drain(self, *, drain_s: float) -> None:
+        """Accepts nothing new, and lets running requests end for drain_s."""
+        for server in self.servers:
+            server.close()
+        for connection in tuple(self.server_state.connections):
+            connection.shutdown()
+        await self._idle(within_s=drain_s)
+
+    async def abort(self) -> None:
+        """Ends what still runs, and closes every connection."""
+        for server in self.servers:
+            server.close()
+        tasks = tuple(self.server_state.tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            log.warning("door.requests_cut", requests=len(tasks))
+            await self._idle(within_s=PARTING_S + ABORT_S)
+        for connection in tuple(self.server_state.connections):
+            transport = connection.transport
+            if transport is not None:
+                transport.close()
+
+    async def _idle(self, *, within_s: float) -> None:
+        """Until no request runs, or the time is over."""
+        until_s = monotonic() + within_s
+        while (tasks := tuple(self.server_state.tasks)) and (left_s := until_s - monotonic()) > 0:
+            await asyncio.wait(tasks, timeout=left_s)
+
+
+async def serve(
+    app: ASGIApp,
+    sockets: Sequence[socket],
+    *,
+    stop: asyncio.Event,
+    started: asyncio.Event,
+    drain_s: float,
+) -> None:
+    """Serves from `started` until `stop` is set, then drains; cancelled, it ends without draining.
+
+    Requests that still run after drain_s end with an error in their dialect.
+    """
+    server = DoorServer(app)
+    await server.open(sockets)
+    started.set()
+    try:
+        await stop.wait()
+        await server.drain(drain_s=drain_s)
+    finally:
+        await server.abort()

@@ -1,0 +1,42 @@
+"""What the proxy asks of the fleet: the narrow door between HTTP and the machine."""
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from planners.model import BrokenFile, ModelId, ServedModel
+from planners.view import Observed
+from supervisor.lease import Lease, Usage
+
+
+class Service(Protocol):
+    """Models by name, leases on their slots: supervisor.fleet.Fleet, or the tests' fleet of one."""
+
+    def resolve(self, name: str) -> ServedModel | None:
+        """The model a caller means by `name`: exact id, alias, without case, ":latest" optional."""
+
+    def models(self) -> Sequence[ServedModel]:
+        """All that is offered, by name."""
+
+    def broken(self) -> Sequence[BrokenFile]:
+        """Files that look like models and are none."""
+
+    def running(self) -> Sequence[Observed]:
+        """Every instance as it is now."""
+
+    def lease(
+        self, model_id: ModelId, *, caller: str, keep_alive_s: float | None = None
+    ) -> AbstractAsyncContextManager[Lease]:
+        """A slot of a ready child for as long as the block lasts, after a load where need be.
+
+        Raises LeaseError.
+        """
+
+    def report(self, lease: Lease, usage: Usage) -> None:
+        """What an exchange under `lease` did, for tokens/s in status."""
+
+    async def load(self, model_id: ModelId, *, keep_alive_s: float | None = None) -> float:
+        """Seconds the load took, 0.0 where it was loaded. Raises LeaseError."""
+
+    def unload(self, model_id: ModelId) -> bool:
+        """Drain and stop the model's instance; False where none ran."""

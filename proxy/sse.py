@@ -1,0 +1,62 @@
+"""Server-sent events as llama-server writes them: `data: JSON`, a blank line, `:` pings between."""
+
+from proxy.errors import UpstreamBroken
+
+EVENT_BYTES = 64 << 20  # the last event of /completion holds the whole prompt
+DONE = b"[DONE]"
+
+
+class WholeEvents:
+    """Passes a stream on in whole events, so that whatever follows one can be read.
+
+    Children write whole events, so that as a rule nothing is held back and nothing copied.
+    """
+
+    __slots__ = ("_held", "_socket_path")
+
+    def __init__(self, socket_path: str) -> None:
+        self._socket_path = socket_path
+        self._held = b""
+
+    def take(self, chunk: bytes) -> bytes:
+        """The events that `chunk` completes, as they stand. Raises UpstreamBroken."""
+        if self._held:
+            chunk = self._held + chunk
+            self._held = b""
+        if chunk.endswith(b"\n\n"):
+            return chunk
+        end = chunk.rfind(b"\n\n") + 2 if b"\n\n" in chunk else 0
+        self._held = chunk[end:]
+        if len(self._held) > EVENT_BYTES:
+            raise UpstreamBroken(self._socket_path, f"an event is over {EVENT_BYTES} bytes")
+        return chunk[:end]
+
+
+class EventReader:
+    """Cuts a stream into the payloads of its events, however it was cut on the way."""
+
+    __slots__ = ("_parts", "_size", "_socket_path")
+
+    def __init__(self, socket_path: str) -> None:
+        self._socket_path = socket_path
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The payloads that `chunk` completes, without comments. Raises UpstreamBroken."""
+        parts = self._parts
+        if b"\n\n" not in chunk and not (
+            parts and parts[-1].endswith(b"\n") and chunk.startswith(b"\n")
+        ):
+            self._size += len(chunk)
+            if self._size > EVENT_BYTES:
+                raise UpstreamBroken(self._socket_path, f"an event of over {EVENT_BYTES} bytes")
+            parts.append(chunk)
+            return []
+        if parts:
+            parts.append(chunk)
+            chunk = b"".join(parts)
+        *events, rest = chunk.split(b"\n\n")
+        self._parts = [rest] if rest else []
+        self._size = len(rest)
+        return [event[6:] for event in events if event.startswith(b"data: ")]

@@ -1,0 +1,289 @@
+"""An AdminService of one model, and its app on a real Unix socket while a block lasts."""
+
+import asyncio
+import math
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from planners.backends import Engine, RejectedEngine
+from planners.exits import Cause, ExitKind
+from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile, Host
+from planners.model import BrokenFile, ModelId
+from planners.plan import DeviceBytes, InstanceId, LaunchPlan, Shortfall
+from planners.sizes import GIB, MIB
+from planners.view import InstanceState, Observed
+from proxy.admin import ReloadRefused, build_admin_app
+from proxy.admin_values import (
+    DaemonReport,
+    EventReport,
+    LoadReport,
+    LogReport,
+    ModelReport,
+    ModelsReport,
+    ReloadReport,
+    StatusReport,
+    UnloadReport,
+    status_report,
+)
+from proxy.errors import UnknownModel
+from proxy.server import serve
+from supervisor.lease import ModelUnavailable
+
+GPU = DeviceId("pci:0000:01:00.0")
+STARTED_AT = 1_800_000_000.0
+NOW_S = 1000.0
+
+PLAN = LaunchPlan(
+    model_id=ModelId("qwen"),
+    model_path="/models/qwen.gguf",
+    model_digest="ab" * 32,
+    file_key="1",
+    backend="vulkan",
+    engine_id="0123456789ab",
+    devices=((GPU, "Vulkan0", 29),),
+    n_ctx=8192,
+    n_parallel=2,
+    n_batch=2048,
+    n_ubatch=512,
+    n_gpu_layers=29,
+    n_threads=8,
+    type_k="f16",
+    type_v="f16",
+    flash_attn=True,
+    cache_ram_mib=0,
+    ctx_checkpoints=0,
+    embedding=False,
+    mmproj_path=None,
+    draft_path=None,
+    lora_paths=(),
+    extra_flags=(),
+    predicted=(
+        DeviceBytes(GPU, 4 * GIB, 512 * MIB, 256 * MIB, 128 * MIB),
+        DeviceBytes(HOST, 300 * MIB, 0, 20 * MIB),
+    ),
+    reasons=("all 29 layers fit Vulkan0: 4.9 GiB of 22.0 GiB",),
+)
+READY = Observed(
+    instance_id=InstanceId("i1"),
+    model_id=PLAN.model_id,
+    state=InstanceState.READY,
+    plan=PLAN,
+    launch_key="k",
+    pid=4712,
+    running=1,
+    waiting=2,
+    keep_alive_s=300.0,
+    last_used_s=990.0,
+    idle_since_s=None,
+    expires_at=None,
+    loaded_at=STARTED_AT + 60,
+    load_s=3.5,
+    load_progress=None,
+    measured=(DeviceBytes(GPU, 4 * GIB, 512 * MIB, 300 * MIB),),
+    decode_tokens_per_s=85.25,
+    prompt_tokens_per_s=1200.0,
+    restarts=0,
+    cause=None,
+    retry_at_s=None,
+)
+CRASHED = replace(
+    READY,
+    instance_id=InstanceId("i2"),
+    model_id=ModelId("phi"),
+    state=InstanceState.BACKOFF,
+    plan=replace(PLAN, backend="cpu", devices=(), n_ctx=4096, n_parallel=1, predicted=()),
+    pid=None,
+    running=0,
+    waiting=0,
+    measured=(),
+    decode_tokens_per_s=None,
+    prompt_tokens_per_s=None,
+    restarts=2,
+    cause=Cause(ExitKind.CRASH, "died of SIGSEGV", -11, ()),
+    retry_at_s=NOW_S + 4,
+)
+HARDWARE = HardwareProfile(
+    host=Host(64 * GIB, 48 * GIB, None, 16, 8, "AMD Ryzen 9 7950X"),
+    devices=(
+        Device(
+            GPU,
+            DeviceKind.DISCRETE,
+            "NVIDIA GeForce RTX 4090",
+            (("vulkan", "Vulkan0"), ("cuda", "CUDA0")),
+            24 * GIB,
+            19 * GIB,
+            limit_bytes=22 * GIB,
+        ),
+        Device(
+            DeviceId("vulkan:Vulkan1"),
+            DeviceKind.SOFTWARE,
+            "llvmpipe",
+            (("vulkan", "Vulkan1"),),
+            None,
+            None,
+            use=False,
+        ),
+    ),
+    notes=("NVML: library not found",),
+)
+ENGINE = Engine(
+    "0123456789ab", "vulkan", "/opt/llama/llama-server", "config", (), frozenset(), (), "b11434"
+)
+REJECTED = RejectedEngine("/usr/bin/llama-server", "path", "built for another CPU")
+DAEMON = DaemonReport(
+    version="0.1.0",
+    pid=4711,
+    started_at=STARTED_AT,
+    listen="127.0.0.1:11434",
+    config_file="/etc/inferenceosd/config.toml",
+    state_dir="/var/lib/inferenceosd",
+)
+BROKEN = BrokenFile("/models/lfs.gguf", "a git-lfs pointer, not a model: run git lfs pull")
+STATUS = status_report(
+    DAEMON,
+    instances=(READY, CRASHED),
+    hardware=HARDWARE,
+    engines=(ENGINE,),
+    rejected=(REJECTED,),
+    broken=(BROKEN,),
+    now_s=NOW_S,
+)
+MODELS = ModelsReport(
+    models=(
+        ModelReport(
+            model="qwen",
+            aliases=("default",),
+            path="/models/qwen.gguf",
+            architecture="qwen2",
+            quantization="Q4_K_M",
+            n_params=7_615_616_512,
+            size_bytes=4_683_074_240,
+            n_ctx_train=32768,
+            capabilities=("completion", "tools"),
+            is_pinned=False,
+            state="ready",
+            warnings=("llama.rope.freq_base is missing: 10000 is assumed",),
+        ),
+    ),
+    broken=(BROKEN,),
+)
+EVENTS = (
+    EventReport(STARTED_AT, "instance.loading", "qwen", "i1", "asked for by 127.0.0.1", {}),
+    EventReport(STARTED_AT + 3.5, "instance.ready", "qwen", "i1", "", {"load_s": 3.5}),
+)
+
+
+class OneModelService:
+    """Knows "qwen", keeps what it was asked, and says no where told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, ...]] = []
+        self.config_mistake: str | None = None
+        self.unavailable: str | None = None
+        self.fits = True
+
+    def _known(self, name: str) -> None:
+        if name != "qwen":
+            raise UnknownModel(name)
+
+    def status(self) -> StatusReport:
+        return STATUS
+
+    def models(self) -> ModelsReport:
+        return MODELS
+
+    async def plan(
+        self, name: str, *, context: int | None, parallel: int | None
+    ) -> LaunchPlan | Shortfall:
+        self._known(name)
+        self.asked.append(("plan", name, context, parallel))
+        if self.fits:
+            return PLAN
+        return Shortfall(PLAN.model_id, {GPU: 3 * GIB}, "even 1 slot of 4096 tokens is too much")
+
+    async def load(self, name: str) -> LoadReport:
+        self._known(name)
+        if self.unavailable is not None:
+            raise ModelUnavailable(
+                model_id=ModelId(name), reason=self.unavailable, retry_after_s=4.2
+            )
+        return LoadReport("qwen", 3.5)
+
+    def unload(self, name: str) -> UnloadReport:
+        self._known(name)
+        return UnloadReport("qwen", was_loaded=True)
+
+    async def reload(self) -> ReloadReport:
+        if self.config_mistake is not None:
+            raise ReloadRefused(self.config_mistake)
+        return ReloadReport(changed=("qwen restarts with context 8192",), needs_restart=())
+
+    def log_lines(self, name: str, *, tail: int) -> LogReport:
+        self._known(name)
+        return LogReport("qwen", ("one", "two", "three")[-tail:])
+
+    async def events(
+        self, *, name: str | None, since_s: float | None, limit: int
+    ) -> Sequence[EventReport]:
+        self.asked.append(("events", name, since_s, limit))
+        return EVENTS[-limit:]
+
+
+@contextmanager
+def admin_socket(service: OneModelService) -> Iterator[Path]:
+    """The socket on which `service` is served, by the real server in a thread of its own."""
+    with TemporaryDirectory(prefix="admin-") as folder:  # short: a socket's path has 107 bytes
+        yield from _served(service, Path(folder) / "admin.sock")
+
+
+def _served(service: OneModelService, path: Path) -> Iterator[Path]:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen(16)
+    serving = _Serving(service, listener)
+    thread = threading.Thread(target=serving.run, name="admin-server")
+    thread.start()
+    try:
+        assert serving.is_up.wait(10)
+        yield path
+    finally:
+        serving.end()
+        thread.join(10)
+        listener.close()
+    assert not thread.is_alive()
+
+
+class _Serving:
+    """An event loop in a thread, from its start to a told end."""
+
+    def __init__(self, service: OneModelService, listener: socket.socket) -> None:
+        self._service, self._listener = service, listener
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self.is_up = threading.Event()
+
+    def run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    def end(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+
+    async def _serve(self) -> None:
+        started = asyncio.Event()
+        app = build_admin_app(self._service)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(
+                serve(app, (self._listener,), stop=self._stop, started=started, drain_s=1.0)
+            )
+            await started.wait()
+            self.is_up.set()
+
+
+FOREVER = replace(READY, running=0, waiting=0, keep_alive_s=math.inf, expires_at=math.inf)
+"""READY, pinned and idle."""

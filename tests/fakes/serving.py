@@ -1,0 +1,53 @@
+"""The proxy on a real port of the loopback, in the real server, for as long as a block lasts."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+
+from proxy.app import build_app
+from proxy.door import DoorSettings
+from proxy.server import serve
+from proxy.service import Service
+from proxy.upstream import UpstreamPools
+
+SETTINGS = DoorSettings(
+    max_body_bytes=1 << 20, origins=(), listen_is_loopback=True, version="0.24.0"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where it listens, and a client for it."""
+
+    url: str
+    port: int
+    client: httpx.AsyncClient
+    pools: UpstreamPools
+    stop: asyncio.Event
+
+
+@asynccontextmanager
+async def serving(
+    service: Service, *, settings: DoorSettings = SETTINGS, drain_s: float = 0.2
+) -> AsyncIterator[Served]:
+    """Serves `service`; ends with a drain."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(128)
+    port = listener.getsockname()[1]
+    stop, started = asyncio.Event(), asyncio.Event()
+    async with UpstreamPools(connections_per_child=8) as pools, asyncio.TaskGroup() as tasks:
+        app = build_app(service, pools, settings)
+        tasks.create_task(serve(app, (listener,), stop=stop, started=started, drain_s=drain_s))
+        async with asyncio.timeout(10):
+            await started.wait()
+        url = f"http://127.0.0.1:{port}"
+        try:
+            async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+                yield Served(url, port, client, pools, stop)
+        finally:
+            stop.set()

@@ -1,0 +1,141 @@
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from proxy.errors import BadOption, BadRequest
+from proxy.ollama.requests import chat_body, read_chat, read_generate
+
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"0" * 20).decode()
+WAV = base64.b64encode(b"RIFF\x00\x00\x00\x00WAVEfmt 12345678").decode()
+CALL = {"function": {"name": "f", "arguments": {"city": "Oslo"}}}
+
+
+def chat_request(**more: Any) -> bytes:
+    return json.dumps(
+        {"model": "m", "messages": [{"role": "user", "content": "hi"}], **more}
+    ).encode()
+
+
+def child_body(**more: Any) -> dict[str, Any]:
+    """What the child is sent for a chat with these fields."""
+    request = read_chat(chat_request(**more))
+    return chat_body(request.messages, request.common, request.common.options(), request.tools)
+
+
+def test_a_stream_is_the_default() -> None:
+    assert read_chat(chat_request()).common.stream
+    assert not read_chat(chat_request(stream=False)).common.stream
+
+
+def test_roles_are_lower_cased_and_tool_calls_are_openais() -> None:
+    messages = [
+        {"role": "USER", "content": "Weather?"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "tool_name": "f", "tool_call_id": "c1", "content": "rain"},
+    ]
+
+    sent = child_body(messages=messages)["messages"]
+
+    assert sent[0] == {"role": "user", "content": "Weather?"}
+    assert sent[1]["tool_calls"] == [
+        {"id": "", "type": "function", "function": {"name": "f", "arguments": '{"city":"Oslo"}'}}
+    ]
+    assert sent[2] == {"role": "tool", "content": "rain", "tool_call_id": "c1", "name": "f"}
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        (PNG, {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}),
+        (WAV, {"type": "input_audio", "input_audio": {"data": WAV, "format": "wav"}}),
+        ("AAAA", {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,AAAA"}}),
+    ],
+    ids=["png", "wav", "unknown"],
+)
+def test_media_become_parts_of_the_content(data: str, part: dict[str, object]) -> None:
+    messages = [{"role": "user", "content": "what?", "images": [data]}]
+
+    (sent,) = child_body(messages=messages)["messages"]
+
+    assert sent["content"] == [{"type": "text", "text": "what?"}, part]
+
+
+@pytest.mark.parametrize(
+    ("think", "kwargs"),
+    [
+        (None, None),
+        (False, {"enable_thinking": False}),
+        (True, {"enable_thinking": True}),
+        ("high", {"enable_thinking": True, "reasoning_effort": "high"}),
+    ],
+)
+def test_think_is_the_templates_business(think: object, kwargs: object) -> None:
+    assert child_body(think=think).get("chat_template_kwargs") == kwargs
+
+
+@pytest.mark.parametrize(
+    ("told", "schema"),
+    [
+        ("", None),
+        (None, None),
+        ("json", {"type": "object"}),
+        ({"type": "array"}, {"type": "array"}),
+    ],
+)
+def test_a_format_becomes_a_schema(told: object, schema: object) -> None:
+    sent = child_body(format=told).get("response_format")
+
+    assert (sent and sent["json_schema"]["schema"]) == schema
+
+
+def test_a_partial_answer_is_gone_on_with() -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hel"}]
+
+    sent = child_body(messages=messages)
+
+    assert (sent["continue_final_message"], sent["add_generation_prompt"]) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"think": "huge"}, 'invalid think value: "huge"'),
+        ({"think": 5}, "invalid think value: 5"),
+        ({"top_logprobs": 21}, "top_logprobs must be between 0 and 20"),
+        ({"stream": "false"}, "ChatRequest.stream of type bool"),
+        ({"messages": [{"role": "user", "content": [1]}]}, "Message.content of type string"),
+        ({"messages": ["hi"]}, "ChatRequest.messages of type api.Message"),
+        ({"tools": ["f"]}, "ChatRequest.tools of type api.Tool"),
+        ({"messages": [{"role": "a", "tool_calls": [
+            {"function": {"name": "f", "arguments": "{}"}}]}]}, "ToolCallFunction.arguments"),
+        ({"messages": [{"role": "user", "images": ["!!"]}]}, "illegal base64"),
+    ],
+)  # fmt: skip
+def test_a_wrong_chat_is_refused_in_ollamas_words(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        read_chat(chat_request(**fields))
+
+    assert says in str(refused.value)
+
+
+def test_a_wrong_format_is_refused_as_ollama_does() -> None:
+    with pytest.raises(BadOption, match='invalid format: "yaml"'):
+        child_body(format="yaml")
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"raw": True, "system": "s"}, "raw mode does not support"),
+        ({"raw": True, "context": [1]}, "raw mode does not support"),
+        ({"template": "{{ .Prompt }}"}, "template is not supported"),
+        ({"context": ["a"]}, "GenerateRequest.context of type []int"),
+    ],
+)
+def test_a_wrong_generate_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        read_generate(json.dumps({"model": "m", "prompt": "x", **fields}).encode())
+
+    assert says in str(refused.value)

@@ -1,0 +1,177 @@
+"""proxy.admin: the door's answers, good and bad, over a real Unix socket."""
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import msgspec
+import pytest
+
+from proxy.admin import MAX_BODY_BYTES
+from proxy.admin_values import EventsReport, ModelsReport, PlanReport, StatusReport
+from tests.fakes.admin_service import EVENTS, MODELS, PLAN, STATUS, OneModelService, admin_socket
+
+
+@pytest.fixture
+def service() -> OneModelService:
+    return OneModelService()
+
+
+@pytest.fixture
+def client(service: OneModelService) -> Iterator[httpx.Client]:
+    with (
+        admin_socket(service) as path,
+        httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(path)), base_url="http://d", timeout=10
+        ) as client,
+    ):
+        yield client
+
+
+def test_every_value_comes_back_as_it_was_sent(client: httpx.Client) -> None:
+    def get(path: str) -> bytes:
+        return client.get(path).raise_for_status().content
+
+    plan = client.post("/plan", json={"model": "qwen"}).raise_for_status().content
+
+    assert msgspec.json.decode(get("/status"), type=StatusReport) == STATUS
+    assert msgspec.json.decode(get("/models"), type=ModelsReport) == MODELS
+    assert msgspec.json.decode(get("/events"), type=EventsReport).events == EVENTS
+    assert msgspec.json.decode(plan, type=PlanReport).plan == PLAN
+
+
+def test_orders_are_carried_out_and_answered(client: httpx.Client) -> None:
+    asked = {"model": "qwen"}
+
+    assert client.post("/load", json=asked).json() == {"model": "qwen", "load_s": 3.5}
+    assert client.post("/unload", json=asked).json() == {"model": "qwen", "was_loaded": True}
+    assert client.post("/reload").json()["changed"] == ["qwen restarts with context 8192"]
+    assert client.get("/logs", params={"model": "qwen", "tail": 2}).json()["lines"] == [
+        "two",
+        "three",
+    ]
+
+
+def test_numbers_reach_the_service(client: httpx.Client, service: OneModelService) -> None:
+    client.post("/plan", json={"model": "qwen", "context": 4096, "parallel": 2})
+    client.get("/events", params={"model": "qwen", "since_s": 3600, "limit": 1})
+
+    assert service.asked == [("plan", "qwen", 4096, 2), ("events", "qwen", 3600, 1)]
+
+
+def test_what_does_not_fit_is_an_answer_and_no_error(
+    client: httpx.Client, service: OneModelService
+) -> None:
+    service.fits = False
+
+    reply = client.post("/plan", json={"model": "qwen"})
+
+    assert reply.status_code == 200
+    assert reply.json()["plan"] is None
+    assert reply.json()["shortfall"]["missing_bytes"] == {"pci:0000:01:00.0": 3 << 30}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/plan", {"model": "gpt"}),
+        ("POST", "/load", {"model": "gpt"}),
+        ("POST", "/unload", {"model": "gpt"}),
+        ("GET", "/logs?model=gpt", None),
+    ],
+)
+def test_an_unknown_model_is_not_found(
+    client: httpx.Client, method: str, path: str, body: object
+) -> None:
+    reply = client.request(method, path, json=body)
+
+    assert reply.status_code == 404
+    assert reply.json() == {"error": "model 'gpt' not found"}
+
+
+def test_a_model_that_cannot_be_served_says_why_and_when_to_ask_again(
+    client: httpx.Client, service: OneModelService
+) -> None:
+    service.unavailable = "died of SIGSEGV"
+
+    reply = client.post("/load", json={"model": "qwen"})
+
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "5")
+    assert reply.json() == {"error": "qwen cannot be served: died of SIGSEGV"}
+
+
+def test_a_wrong_configuration_is_refused_in_its_own_words(
+    client: httpx.Client, service: OneModelService
+) -> None:
+    service.config_mistake = "/etc/config.toml:3: log.level: 'loud' is none of them"
+
+    reply = client.post("/reload")
+
+    assert reply.status_code == 409
+    assert reply.json() == {"error": service.config_mistake}
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status"),
+    [
+        ("/load", b"", 400),
+        ("/load", b"{", 400),
+        ("/load", b"[]", 400),
+        ("/load", b'{"model": 3}', 400),
+        ("/load", b"\xff", 400),
+        ("/load", b"[" * 10_000, 400),
+        ("/load", b" " * (MAX_BODY_BYTES + 1), 413),
+        ("/plan", b'{"model": "qwen", "context": 0}', 400),
+        ("/plan", b'{"model": "qwen", "parallel": 99999999999}', 400),
+    ],
+)
+def test_a_body_that_makes_no_sense_is_told_so(
+    client: httpx.Client, path: str, content: bytes, status: int
+) -> None:
+    reply = client.post(path, content=content)
+
+    assert reply.status_code == status
+    assert reply.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/logs",
+        "/logs?model=qwen&tail=-1",
+        "/logs?model=qwen&tail=many",
+        "/logs?model=qwen&tail=²",
+        "/events?limit=99999999",
+        "/events?since_s=1e9",
+    ],
+)
+def test_a_query_that_makes_no_sense_is_told_so(client: httpx.Client, path: str) -> None:
+    reply = client.get(path)
+
+    assert reply.status_code == 400
+    assert reply.json()["error"]
+
+
+def test_an_unending_body_is_cut_at_the_bound(client: httpx.Client) -> None:
+    def endless() -> Iterator[bytes]:
+        for _ in range(64):
+            yield b" " * 4096
+
+    reply = client.post("/load", content=endless())
+
+    assert reply.status_code == 413
+
+
+def test_other_paths_and_methods_do_nothing(client: httpx.Client) -> None:
+    assert client.get("/").status_code == 404
+    assert client.get("/reload").status_code == 405
+    assert client.delete("/status").status_code == 405
+
+
+def test_json_is_flat_and_has_units(client: httpx.Client) -> None:
+    status = json.loads(client.get("/status").content)
+
+    instance = status["instances"][0]
+    assert (instance["context"], instance["slots"], instance["pid"]) == (4096, 2, 4712)
+    assert instance["memory"][0]["measured_bytes"] == (4 << 30) + (812 << 20)
+    assert status["devices"][0]["ours_bytes"] == (4 << 30) + (812 << 20)

@@ -1,0 +1,86 @@
+"""proxy.admin_values: from the fleet's values to flat ones."""
+
+import math
+from dataclasses import replace
+
+import msgspec
+
+from planners.hardware import HOST
+from planners.plan import DeviceBytes
+from planners.sizes import GIB, MIB
+from proxy.admin_values import InstanceReport, instance_report, models_report, status_report
+from tests.fakes.admin_service import CRASHED, DAEMON, FOREVER, GPU, HARDWARE, NOW_S, READY
+from tests.fakes.fleet_of_one import model_info, served_model
+
+
+def test_forever_survives_json_that_knows_no_infinity() -> None:
+    report = instance_report(FOREVER, now_s=NOW_S)
+
+    sent = msgspec.json.encode(report)
+
+    assert msgspec.json.decode(sent, type=InstanceReport) == report
+    assert (report.stays_forever, report.expires_at) == (True, None)
+
+
+def test_an_idle_instance_says_when_it_goes() -> None:
+    idle = replace(READY, running=0, waiting=0, expires_at=1_800_000_300.0)
+
+    report = instance_report(idle, now_s=NOW_S)
+
+    assert (report.stays_forever, report.expires_at) == (False, 1_800_000_300.0)
+
+
+def test_a_retry_is_told_in_seconds_from_now() -> None:
+    assert instance_report(CRASHED, now_s=NOW_S).retry_in_s == 4.0
+    assert instance_report(CRASHED, now_s=NOW_S + 9).retry_in_s == 0.0
+    assert instance_report(replace(CRASHED, retry_at_s=math.inf), now_s=0).retry_in_s is None
+
+
+def test_ours_is_measured_where_the_engine_told_and_predicted_elsewhere() -> None:
+    loading = replace(READY, measured=())
+
+    status = status_report(
+        DAEMON,
+        instances=(READY, loading, CRASHED),
+        hardware=HARDWARE,
+        engines=(),
+        rejected=(),
+        broken=(),
+        now_s=NOW_S,
+    )
+
+    ours = {device.device: device.ours_bytes for device in status.devices}
+    measured = 4 * GIB + 812 * MIB
+    predicted = 4 * GIB + 768 * MIB
+    assert ours[GPU] == measured + predicted
+    assert ours[HOST] == 2 * 320 * MIB
+
+
+def test_a_process_that_is_gone_takes_nothing() -> None:
+    gone = replace(CRASHED, measured=(DeviceBytes(GPU, GIB, 0, 0),))
+
+    status = status_report(
+        DAEMON, instances=(gone,), hardware=HARDWARE, engines=(), rejected=(), broken=(), now_s=0
+    )
+
+    assert [device.ours_bytes for device in status.devices] == [0, 0, 0]
+
+
+def test_before_the_first_probe_there_are_no_devices() -> None:
+    status = status_report(
+        DAEMON, instances=(), hardware=None, engines=(), rejected=(), broken=(), now_s=0
+    )
+
+    assert status.devices == ()
+
+
+def test_a_model_has_the_state_of_its_instance_and_what_it_can_do() -> None:
+    served = served_model(model_id="qwen")
+    seeing = replace(served, settings=replace(served.settings, mmproj_path="/eyes"))
+    embedding = served_model(model_id="nomic", info=model_info(pooling="mean"))
+
+    report = models_report((seeing, embedding), broken=(), instances=(READY,))
+
+    assert [model.state for model in report.models] == ["ready", None]
+    assert "vision" in report.models[0].capabilities
+    assert report.models[1].capabilities == ("embedding",)

@@ -1,0 +1,157 @@
+import json
+from pathlib import Path
+
+import pytest
+from structlog.typing import EventDict
+
+from planners.model import BrokenFile, ServedModel
+from tests.fakes.fleet_of_one import FleetOfOne, served_model
+from tests.fakes.serving import SETTINGS, serving
+
+
+class Faulty(FleetOfOne):
+    """A fleet with a bug."""
+
+    def models(self) -> tuple[ServedModel, ...]:
+        raise ZeroDivisionError("the secret")
+
+
+def fleet(folder: Path) -> FleetOfOne:
+    """A fleet that is not asked to load anything."""
+    return FleetOfOne(served_model(), folder)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "body"),
+    [
+        ("GET", "/", 200, "Ollama is running"),
+        ("HEAD", "/", 200, ""),
+        ("GET", "/nope", 404, "404 page not found"),
+        ("GET", "/v1/nope", 404, "404 page not found"),
+        ("GET", "/api/chat", 405, "405 method not allowed"),
+        ("DELETE", "/v1/models/x", 405, "405 method not allowed"),
+        ("GET", "//api/version", 200, '{"version":"0.24.0"}'),
+        ("GET", "/api/version/", 200, '{"version":"0.24.0"}'),
+    ],
+)
+async def test_paths_are_answered_as_ollama_answers_them(
+    tmp_path: Path, method: str, path: str, status: int, body: str
+) -> None:
+    async with serving(fleet(tmp_path)) as at:
+        reply = await at.client.request(method, f"{at.url}{path}")
+
+    assert (reply.status_code, reply.text) == (status, body)
+
+
+async def test_health_counts_what_is_there(tmp_path: Path) -> None:
+    async with serving(fleet(tmp_path)) as at:
+        reply = await at.client.get("/health")
+
+    assert reply.json() == {
+        "status": "ok",
+        "models": 1,
+        "instances": 0,
+        "requests_running": 0,
+        "requests_waiting": 0,
+    }
+
+
+async def test_a_foreign_page_is_refused_without_a_word(tmp_path: Path) -> None:
+    async with serving(fleet(tmp_path)) as at:
+        reply = await at.client.get("/api/tags", headers={"Origin": "https://evil.example"})
+
+    assert (reply.status_code, reply.content) == (403, b"")
+
+
+async def test_a_local_page_may_read_the_reply_and_errors_too(tmp_path: Path) -> None:
+    origin = "http://localhost:3000"
+    async with serving(fleet(tmp_path)) as at:
+        replies = [
+            await at.client.get(path, headers={"Origin": origin}) for path in ("/api/tags", "/nope")
+        ]
+
+    assert [r.headers["access-control-allow-origin"] for r in replies] == [origin, origin]
+
+
+async def test_a_preflight_is_answered_without_a_body_or_a_length(tmp_path: Path) -> None:
+    headers = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "POST"}
+    async with serving(fleet(tmp_path)) as at:
+        reply = await at.client.options("/api/chat", headers=headers)
+
+    assert (reply.status_code, reply.content) == (204, b"")
+    assert "content-length" not in reply.headers
+    assert "transfer-encoding" not in reply.headers
+
+
+async def test_a_rebound_host_name_is_refused(tmp_path: Path) -> None:
+    async with serving(fleet(tmp_path)) as at:
+        reply = await at.client.get("/api/tags", headers={"Host": "evil.example"})
+
+    assert (reply.status_code, reply.content) == (403, b"")
+
+
+@pytest.mark.parametrize(("path", "status"), [("/api/show", 413), ("/v1/completions", 413)])
+async def test_a_body_over_the_limit_is_refused(tmp_path: Path, path: str, status: int) -> None:
+    body = {"model": "tiny", "prompt": "x" * (SETTINGS.max_body_bytes + 1)}
+    async with serving(fleet(tmp_path)) as at:
+        reply = await at.client.post(path, json=body)
+
+    assert reply.status_code == status
+    assert "limit of 1048576 bytes" in reply.text
+
+
+async def test_the_callers_request_id_comes_back_and_is_logged(
+    tmp_path: Path, served: list[EventDict]
+) -> None:
+    async with serving(fleet(tmp_path)) as at:
+        own = await at.client.get("/health", headers={"X-Request-Id": "abc-1"})
+        odd = await at.client.get("/health", headers={"X-Request-Id": "a b\tc"})
+
+    assert own.headers["x-request-id"] == "abc-1"
+    assert len(odd.headers["x-request-id"]) == 16
+    assert served[0]["request_id"] == "abc-1"
+
+
+async def test_a_request_is_one_log_line_without_its_prompt(
+    tmp_path: Path, served: list[EventDict]
+) -> None:
+    told = {"model": "nope", "prompt": "my secret"}
+    async with serving(fleet(tmp_path)) as at:
+        await at.client.post("/api/generate", json=told)
+
+    (line,) = served
+    assert (line["event"], line["status"], line["error"]) == (
+        "request.served",
+        404,
+        "model_not_found",
+    )
+    assert "secret" not in repr(line)
+
+
+@pytest.mark.parametrize("path", ["/api/tags", "/v1/models"])
+async def test_a_bug_is_a_500_in_the_dialect_and_a_traceback_in_the_log(
+    tmp_path: Path, path: str, served: list[EventDict]
+) -> None:
+    async with serving(Faulty(served_model(), tmp_path)) as at:
+        reply = await at.client.get(path)
+        after = await at.client.get("/api/version")
+
+    error = reply.json()["error"]
+    message = error["message"] if isinstance(error, dict) else error
+    assert reply.status_code == 500
+    assert reply.headers["x-request-id"] in message
+    assert "secret" not in reply.text
+    assert after.status_code == 200
+    assert [event["event"] for event in served][:2] == ["request.failed", "request.served"]
+    assert isinstance(served[0]["exc_info"], ZeroDivisionError)
+
+
+async def test_broken_files_are_no_models(tmp_path: Path) -> None:
+    class WithBroken(FleetOfOne):
+        def broken(self) -> tuple[BrokenFile, ...]:
+            return (BrokenFile("x.gguf", "truncated"),)
+
+    async with serving(WithBroken(served_model(), tmp_path)) as at:
+        reply = await at.client.get("/api/tags")
+
+    assert [model["name"] for model in json.loads(reply.text)["models"]] == ["tiny:latest"]

@@ -1,0 +1,108 @@
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.bodies import amended, decoded, read_body
+from proxy.errors import BadJson, BodyTooLarge, CallerLeft
+
+
+class Asked(msgspec.Struct):
+    model: str | None = None
+
+
+ASKED = msgspec.json.Decoder(Asked)
+
+
+def receiving(*messages: dict[str, Any]) -> Callable[[], Awaitable[dict[str, Any]]]:
+    """An ASGI `receive` that gives these messages, one after another."""
+    left = iter(messages)
+
+    async def receive() -> dict[str, Any]:
+        return next(left)
+
+    return receive
+
+
+def part(body: bytes, *, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+async def test_a_body_in_parts_is_read_whole() -> None:
+    receive = receiving(part(b"ab", more=True), part(b"cd"))
+
+    assert await read_body(receive, [], limit_bytes=4) == b"abcd"
+
+
+async def test_a_body_announced_over_the_limit_is_refused_unread() -> None:
+    receive = receiving()
+
+    with pytest.raises(BodyTooLarge):
+        await read_body(receive, [(b"content-length", b"5")], limit_bytes=4)
+
+
+async def test_a_body_that_turns_out_over_the_limit_is_refused() -> None:
+    receive = receiving(part(b"abc", more=True), part(b"de", more=True))
+
+    with pytest.raises(BodyTooLarge):
+        await read_body(receive, [], limit_bytes=4)
+
+
+async def test_a_caller_who_leaves_in_mid_body_is_no_request() -> None:
+    receive = receiving(part(b"abc", more=True), {"type": "http.disconnect"})
+
+    with pytest.raises(CallerLeft):
+        await read_body(receive, [], limit_bytes=4)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        pytest.param(b"", "missing request body", id="empty"),
+        pytest.param(b" \n", "missing request body", id="blank"),
+        pytest.param(b'{"model":', "no JSON", id="cut"),
+        pytest.param(b"model=x", "no JSON", id="a form"),
+        pytest.param(b"[1]", "wrong shape", id="an array"),
+        pytest.param(b'{"model":5}', "wrong shape", id="a number for a name"),
+        pytest.param(b'{"model":"a"} x', "no JSON", id="trailing text"),
+        pytest.param(b'{"model":"\xff"}', "no JSON", id="no UTF-8"),
+        pytest.param(b'{"a":' + b"[" * 100_000, "nested too deeply", id="100,000 brackets"),
+    ],
+)
+def test_what_is_no_request_is_refused_with_a_reason(body: bytes, why: str) -> None:
+    with pytest.raises(BadJson, match=why):
+        decoded(body, ASKED)
+
+
+JSON_OBJECTS = st.dictionaries(
+    st.text(max_size=5),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3),
+    ),
+    max_size=5,
+)
+
+
+@given(told=JSON_OBJECTS, blanks=st.sampled_from(["", " ", "\n\t "]), indent=st.booleans())
+def test_amended_members_override_and_all_others_stay(
+    told: dict[str, object], blanks: str, indent: bool
+) -> None:
+    body = (json.dumps(told, indent=2 if indent else None) + blanks).encode()
+
+    result = json.loads(b"".join(amended(body, b'"id_slot":3,"stream":true')))
+
+    assert result == {**told, "id_slot": 3, "stream": True}
+
+
+def test_a_large_body_is_amended_without_a_copy() -> None:
+    body = b'{"prompt":"' + b"x" * 1_000_000 + b'"}'
+
+    first, _ = amended(body, b'"id_slot":0')
+
+    assert isinstance(first, memoryview)
+    assert first.obj is body

@@ -1,0 +1,198 @@
+"""What the fake stands for, on the real engine and model; and what only those can show."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from planners.gguf import parse_model
+from supervisor.quickstart import packaged_engine, quickstart_model_dir
+from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
+from tests.fakes.serving import Served, serving
+
+pytestmark = pytest.mark.llama
+
+MESSAGES = [{"role": "user", "content": "Say hello."}]
+GREEDY = {"model": "smollm2", "messages": MESSAGES, "temperature": 0, "seed": 1, "max_tokens": 12}
+HEAD_BYTES = 16 << 20  # this model's header is 1.7 MB
+SOON_S = 20.0
+
+
+@asynccontextmanager
+async def engine(folder: Path, *, n_ctx: int = 1024) -> AsyncIterator[tuple[FleetOfOne, Served]]:
+    """The proxy before the real engine, on the CPU."""
+    packaged, models = packaged_engine(), quickstart_model_dir()
+    assert packaged is not None, "the quickstart's engine is missing: make test installs it"
+    assert models is not None, "the quickstart's model is missing: make test installs it"
+    (path,) = models.glob("*.gguf")
+    with path.open("rb") as file:
+        info = parse_model(file.read(HEAD_BYTES), file_bytes=path.stat().st_size)
+    variables = [f"{key}={value}" for key, value in packaged.env]
+    argv = (
+        "env", "GGML_VK_VISIBLE_DEVICES=", *variables, str(packaged.path),
+        "--device", "none", "--fit", "off", "--no-ui", "-lv", "4", "-b", "256", "-ub", "64",
+    )  # fmt: skip
+    model = served_model(model_id="smollm2", path=str(path), info=info)
+    async with (
+        fleet_of_one(folder, model=model, argv=argv, n_ctx=n_ctx) as fleet,
+        serving(fleet) as at,
+    ):
+        yield fleet, at
+
+
+async def straight(fleet: FleetOfOne, path: str, told: dict[str, Any]) -> Any:
+    """The child's own reply: an object, or the list of a stream's events."""
+    assert fleet.child is not None
+    transport = httpx.AsyncHTTPTransport(uds=fleet.child.socket_path)
+    async with httpx.AsyncClient(transport=transport, base_url="http://child") as client:
+        reply = await client.post(path, json=told, timeout=60)
+    if not told.get("stream"):
+        return reply.json()
+    events = [event.removeprefix("data: ") for event in reply.text.split("\n\n") if event]
+    return [event if event == "[DONE]" else json.loads(event) for event in events]
+
+
+def shape(value: Any) -> Any:
+    """The keys and types of a reply, in order."""
+    if isinstance(value, dict):
+        return [(key, shape(item)) for key, item in value.items()]
+    if isinstance(value, list):
+        return [shape(value[0])] if value else []
+    return "number" if isinstance(value, int | float) else type(value).__name__
+
+
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {"schema": {"type": "object", "properties": {"n": {"type": "integer"}}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        pytest.param("/v1/chat/completions", {}, id="chat"),
+        pytest.param("/v1/chat/completions", {"logprobs": True, "top_logprobs": 2}, id="logprobs"),
+        pytest.param("/v1/chat/completions", {"stop": ["!"]}, id="stop"),
+        pytest.param("/v1/chat/completions", {"response_format": SCHEMA}, id="schema"),
+        pytest.param("/v1/completions", {"prompt": "Once upon"}, id="completion"),
+        pytest.param("/v1/completions", {"prompt": "Once", "logprobs": 1}, id="its logprobs"),
+    ],
+)
+async def test_an_assembled_reply_is_the_childs_own(
+    tmp_path: Path, path: str, more: dict[str, Any]
+) -> None:
+    told = {**GREEDY, **more}
+    async with engine(tmp_path) as (fleet, at):
+        whole = (await at.client.post(path, json=told)).json()
+        direct = await straight(fleet, path, told)
+
+    assert shape(whole) == shape(direct)
+    assert whole["choices"] == direct["choices"]
+    assert whole["usage"]["total_tokens"] == direct["usage"]["total_tokens"]
+
+
+async def test_both_dialects_answer_with_the_same_words(tmp_path: Path) -> None:
+    options = {"temperature": 0, "seed": 1, "num_predict": 12, "min_p": 0.05, "top_p": 0.95}
+    told = {"model": "smollm2", "messages": MESSAGES, "options": options, "stream": False}
+    async with engine(tmp_path) as (_, at):
+        in_ollama = (await at.client.post("/api/chat", json=told)).json()
+        in_openai = (await at.client.post("/v1/chat/completions", json=GREEDY)).json()
+
+    assert in_ollama["message"]["content"] == in_openai["choices"][0]["message"]["content"]
+    assert in_ollama["prompt_eval_count"] == in_openai["usage"]["prompt_tokens"]
+    assert in_ollama["eval_count"] == in_openai["usage"]["completion_tokens"]
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/api/chat"])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_a_caller_who_leaves_frees_the_slot(tmp_path: Path, route: str, stream: bool) -> None:
+    told = {**GREEDY, "max_tokens": 900, "stream": stream, "options": {"num_predict": 900}}
+    told["messages"] = [{"role": "user", "content": "Write a very long story."}]
+    async with engine(tmp_path) as (fleet, at):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1), at.client.stream("POST", route, json=told) as reply:
+                await reply.aread()
+        async with asyncio.timeout(SOON_S):
+            while any(await fleet.slots()):
+                await asyncio.sleep(0.2)  # cadence
+
+    assert fleet.leases == 0
+
+
+async def test_a_child_killed_between_two_requests_is_invisible(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (fleet, at):
+        before = await at.client.post("/v1/chat/completions", json=GREEDY)
+        fleet.kill()
+        after = await at.client.post("/v1/chat/completions", json=GREEDY)
+
+    assert before.json()["choices"] == after.json()["choices"]
+    assert fleet.launches == 2
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/api/chat"])
+async def test_a_prompt_over_the_context_is_a_400_with_its_numbers(
+    tmp_path: Path, route: str
+) -> None:
+    told = {"model": "smollm2", "messages": [{"role": "user", "content": "word " * 400}]}
+    async with engine(tmp_path, n_ctx=256) as (_, at):
+        reply = await at.client.post(route, json=told)
+
+    assert reply.status_code == 400
+    assert "exceeds the context of 256 tokens" in reply.text
+
+
+def drift(fake: Any, real: Any, at: str = "") -> list[str]:
+    """Where the fake has what the real one has not, or of another type."""
+    if isinstance(fake, dict) and isinstance(real, dict):
+        missing = [f"{at}.{key}" for key in fake if key not in real]
+        shared = [key for key in fake if key in real]
+        return missing + [d for key in shared for d in drift(fake[key], real[key], f"{at}.{key}")]
+    if isinstance(fake, list) and isinstance(real, list):
+        return drift(fake[0], real[0], f"{at}[0]") if fake and real else []
+    return [] if shape(fake) == shape(real) else [f"{at}: {fake!r} is not like {real!r}"]
+
+
+PROMPT = {"prompt": "Once upon a time", "n_predict": 3, "max_tokens": 3, "temperature": 0}
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/v1/chat/completions", GREEDY),
+        ("/v1/chat/completions", {**GREEDY, "logprobs": True}),
+        ("/v1/chat/completions", {**GREEDY, "stream": True}),
+        ("/v1/chat/completions", {**GREEDY, "stream": True, "return_progress": True}),
+        ("/v1/chat/completions", {**GREEDY, "stream_options": {"include_usage": True}}),
+        ("/v1/chat/completions", {"max_tokens": 1}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 2000}]}),
+        ("/v1/completions", PROMPT),
+        ("/v1/completions", {**PROMPT, "stream": True}),
+        ("/completion", PROMPT),
+        ("/completion", {**PROMPT, "stream": True, "n_probs": 1}),
+        ("/completion", {**PROMPT, "stream": True, "return_progress": True}),
+        ("/tokenize", {"content": "a b"}),
+        ("/detokenize", {"tokens": [260]}),
+        ("/apply-template", {"messages": MESSAGES}),
+        ("/v1/embeddings", {"input": "a"}),
+        ("/nope", {}),
+    ],
+)
+async def test_the_fake_says_nothing_that_the_real_one_does_not(
+    tmp_path: Path, path: str, told: dict[str, Any]
+) -> None:
+    async with engine(tmp_path) as (real, _):
+        await real.load(real.model.model_id)
+        said = await straight(real, path, told)
+    (tmp_path / "fake").mkdir()
+    async with fleet_of_one(tmp_path / "fake", n_ctx=1024) as fake:
+        await fake.load(fake.model.model_id)
+        faked = await straight(fake, path, told)
+
+    assert type(faked) is type(said)
+    events = zip(faked, said, strict=False) if isinstance(said, list) else [(faked, said)]
+    assert [d for fake_event, event in events for d in drift(fake_event, event)] == []
