@@ -1,0 +1,51 @@
+"""What differs between two configurations, in words. Pure."""
+
+from dataclasses import fields
+
+from inferenceosd.config import Config
+
+_SECTIONS = {
+    "max_body_bytes": "server.max_body",
+    "origins": "server.origins",
+    "model_dirs": "models.dirs",
+    "model_defaults": "[models]",
+    "placement": "[devices], [memory] or [models]",
+    "fleet": "[fleet] or [models]",
+    "backends": "[backends]",
+    "log": "[log]",
+    "ollama_version": "ollama.version",
+}
+_ONLY_AT_START = {
+    "listen": "server.listen",
+    "admin_socket": "admin.socket",
+    "state_dir": "state.dir",
+    "runtime_dir": "runtime.dir",
+}
+
+
+def changed_settings(before: Config, after: Config) -> tuple[str, ...]:
+    """Each difference that a running daemon takes up, a sentence each."""
+    sections = [
+        f"{_SECTIONS[field.name]} changed"
+        for field in fields(Config)
+        if field.name in _SECTIONS and getattr(before, field.name) != getattr(after, field.name)
+    ]
+    return (*sections, *_changed_models(before, after))
+
+
+def needs_restart(before: Config, after: Config) -> tuple[str, ...]:
+    """Changed settings that only a new daemon takes up, by their keys."""
+    return tuple(
+        key for name, key in _ONLY_AT_START.items() if getattr(before, name) != getattr(after, name)
+    )
+
+
+def _changed_models(before: Config, after: Config) -> list[str]:
+    was = {rule.name: rule for rule in before.models}
+    now = {rule.name: rule for rule in after.models}
+    words = {(False, True): "added", (True, False): "removed", (True, True): "changed"}
+    return [
+        f"model {name} {words[name in was, name in now]}"
+        for name in (*now, *(name for name in was if name not in now))
+        if was.get(name) != now.get(name)
+    ]

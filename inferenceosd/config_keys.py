@@ -1,0 +1,300 @@
+"""Each setting: its name, what it takes, what it means, its default and why. Defaults live here."""
+
+from inferenceosd.config_file import Key, any_keys
+from inferenceosd.config_kinds import (
+    CACHE_TYPE,
+    CONTEXT,
+    DURATION,
+    LISTEN,
+    PARALLEL,
+    PATH,
+    PATHS,
+    SIZE,
+    TEXT,
+    TEXTS,
+    Listen,
+    choice,
+    finite_duration,
+    integer,
+    or_auto,
+    or_unset,
+)
+from inferenceosd.config_table_keys import (
+    BACKEND_KEYS,
+    DEVICE_KEYS,
+    MODEL_KEYS,
+    check_backend,
+    check_models,
+)
+from inferenceosd.config_tables import array_of_tables, named_tables
+from planners.sizes import GIB, MIB
+
+DAY_S = 24 * 3600.0
+
+# Serving
+SERVER_LISTEN = Key(
+    "server.listen",
+    LISTEN,
+    Listen("127.0.0.1", 11434),
+    "Where clients are served. `:11434` is every interface: whoever reaches it may use all models.",
+    "Ollama's own address, so that its clients need no setting; this machine only",
+)
+SERVER_MAX_BODY = Key(
+    "server.max_body",
+    SIZE,
+    64 * MIB,
+    "The longest request body that is read; longer ones are refused with 413.",
+    "a dozen photographs in base64",
+)
+SERVER_ORIGINS = Key(
+    "server.origins",
+    TEXTS,
+    (),
+    "Origins of web pages that may call, besides this machine's own; `*` stands for anything.",
+    "as in Ollama, only local pages and applications",
+)
+# Folders and the admin socket: [admin]
+ADMIN_SOCKET = Key(
+    "admin.socket",
+    or_unset(PATH),
+    None,
+    "The Unix socket of `inferenceosctl`, mode 0600.",
+    "`admin.sock` in the runtime folder",
+)
+STATE_DIR = Key(
+    "state.dir",
+    or_unset(PATH),
+    None,
+    "What outlives a restart: the journal, what is known of engines, models of one's own.",
+    "`$STATE_DIRECTORY`; /var/lib/inferenceosd for root; else `$XDG_STATE_HOME/inferenceosd`",
+)
+RUNTIME_DIR = Key(
+    "runtime.dir",
+    or_unset(PATH),
+    None,
+    "What ends with the daemon: its sockets. Mode 0700.",
+    "`$RUNTIME_DIRECTORY`; /run/inferenceosd for root; else `$XDG_RUNTIME_DIR/inferenceosd`;"
+    " `run` in the state folder where there is none",
+)
+
+# Models
+MODELS_DIRS = Key(
+    "models.dirs",
+    or_unset(PATHS),
+    None,
+    "Folders searched for GGUF files, folders below them included.",
+    "`models` in the state folder",
+)
+MODELS_KEEP_ALIVE = Key(
+    "models.keep_alive",
+    DURATION,
+    300.0,
+    "How long a model stays loaded after its last request; 0 unloads at once, -1 never.",
+    "Ollama's",
+)
+MODELS_CONTEXT = Key(
+    "models.context",
+    or_auto(CONTEXT),
+    None,
+    "Tokens that one request may use, prompt and reply together.",
+    "the largest of a short ladder that fits, at most what the model was trained for",
+)
+MODELS_PARALLEL = Key(
+    "models.parallel",
+    or_auto(PARALLEL),
+    None,
+    "Requests that one model serves at once; each has the whole context.",
+    "one, as in Ollama",
+)
+MODELS_CACHE_TYPE_K = Key(
+    "models.cache_type_k", CACHE_TYPE, "f16", "Type of the K half of the KV cache.", "llama.cpp's"
+)
+MODELS_CACHE_TYPE_V = Key(
+    "models.cache_type_v",
+    CACHE_TYPE,
+    "f16",
+    "Type of the V half of the KV cache; quantised ones need flash attention.",
+    "llama.cpp's",
+)
+MODELS_MAX_LOADED = Key(
+    "models.max_loaded",
+    or_auto(integer(1, 1000)),
+    None,
+    "Models loaded at once.",
+    "as many as memory holds",
+)
+MODELS_MAX_WAITING = Key(
+    "models.max_waiting",
+    integer(0, 100_000),
+    512,
+    "Callers that may wait for one model; the next is told that the server is busy.",
+    "Ollama's OLLAMA_MAX_QUEUE",
+)
+
+# Memory
+MEMORY_LIMIT = Key(
+    "memory.limit",
+    or_unset(SIZE),
+    None,
+    "How much of the host's memory the daemon and its models may use.",
+    "all of it, or of the control group's",
+)
+MEMORY_RESERVE = Key(
+    "memory.reserve",
+    SIZE,
+    512 * MIB,
+    "How much of the host's memory stays free for others.",
+    "enough for a session and its page cache not to be swapped out",
+)
+MEMORY_DEVICE_RESERVE = Key(
+    "memory.device_reserve",
+    SIZE,
+    GIB,
+    "How much stays free on each device that has no reserve of its own.",
+    "llama.cpp's `--fit-target`",
+)
+
+# Fleet
+FLEET_LOAD_TIMEOUT = Key(
+    "fleet.load_timeout",
+    finite_duration(1, 366 * DAY_S),
+    300.0,
+    "How long a load may make no progress.",
+    "Ollama's OLLAMA_LOAD_TIMEOUT",
+)
+FLEET_DRAIN_TIMEOUT = Key(
+    "fleet.drain_timeout",
+    finite_duration(0, DAY_S),
+    2.0,
+    "How long running requests may go on after SIGTERM; `TimeoutStopSec` must exceed it.",
+    "with stop_timeout it ends the daemon within 5 s",
+)
+FLEET_FINISH_TIMEOUT = Key(
+    "fleet.finish_timeout",
+    finite_duration(0, DAY_S),
+    30.0,
+    "How long running requests may go on once their model is to be unloaded or changed.",
+    "a long answer at 20 tokens/s",
+)
+FLEET_WAIT_TIMEOUT = Key(
+    "fleet.wait_timeout",
+    finite_duration(1, DAY_S),
+    600.0,
+    "How long a caller waits for its turn, a load included.",
+    "the patience of OpenAI's clients",
+)
+FLEET_STOP_TIMEOUT = Key(
+    "fleet.stop_timeout",
+    finite_duration(0.1, 15),
+    2.0,
+    "From SIGTERM to SIGKILL of a llama-server that has nothing left to do.",
+    "it has nothing to save, and an idle one ends in 0.1 s",
+)
+FLEET_RESTART_LIMIT = Key(
+    "fleet.restart_limit",
+    integer(1, 1000),
+    5,
+    "Deaths of one model's process within `restart_window` after which it is left alone.",
+    "backoff reaches half a minute by then; what dies that often is broken",
+)
+FLEET_RESTART_WINDOW = Key(
+    "fleet.restart_window",
+    finite_duration(1, 366 * DAY_S),
+    600.0,
+    "The window in which those deaths are counted.",
+    "longer than five loads of a large model",
+)
+
+# Engine, log, Ollama: [engine]
+ENGINE_ORDER = Key(
+    "engine.order",
+    TEXTS,
+    (),
+    'Backends in order of preference, such as ["cuda", "vulkan", "cpu"]; others come after.',
+    "the fastest kind for each device first",
+)
+LOG_FORMAT = Key(
+    "log.format",
+    choice("auto", "json", "console"),
+    "auto",
+    "How the daemon's log is written to stderr.",
+    "console on a terminal, one JSON object a line elsewhere",
+)
+LOG_LEVEL = Key(
+    "log.level",
+    choice("debug", "info", "warning", "error"),
+    "info",
+    "The least that is logged.",
+    "one line per state change and per request",
+)
+OLLAMA_VERSION = Key(
+    "ollama.version",
+    TEXT,
+    "0.24.0",
+    "What `/api/version` answers; clients switch features on by it.",
+    "a version whose routes and fields are served",
+)
+OLLAMA_GPU_OVERHEAD = Key(
+    "ollama.gpu_overhead",
+    SIZE,
+    0,
+    "Kept free on each device on top of `memory.device_reserve`.",
+    "Ollama's OLLAMA_GPU_OVERHEAD",
+)
+
+DEVICES = Key(
+    "devices",
+    named_tables(DEVICE_KEYS, allowed='tables named after devices, [devices."NAME"]'),
+    (),
+    "Rules for single devices, by id, by the engine's name or by the vendor's, without case.",
+    "none",
+)
+BACKENDS = Key(
+    "backends",
+    named_tables(BACKEND_KEYS, allowed="tables such as [backends.cuda]", check=check_backend),
+    (),
+    "llama-server binaries of one's own; they come before those that are found.",
+    "none",
+)
+MODELS = Key(
+    "model",
+    array_of_tables(MODEL_KEYS, allowed="[[model]] tables", check=check_models),
+    (),
+    "Settings of single models.",
+    "none",
+)
+KEYS = any_keys(
+    SERVER_LISTEN,
+    SERVER_MAX_BODY,
+    SERVER_ORIGINS,
+    ADMIN_SOCKET,
+    STATE_DIR,
+    RUNTIME_DIR,
+    MODELS_DIRS,
+    MODELS_KEEP_ALIVE,
+    MODELS_CONTEXT,
+    MODELS_PARALLEL,
+    MODELS_CACHE_TYPE_K,
+    MODELS_CACHE_TYPE_V,
+    MODELS_MAX_LOADED,
+    MODELS_MAX_WAITING,
+    MEMORY_LIMIT,
+    MEMORY_RESERVE,
+    MEMORY_DEVICE_RESERVE,
+    FLEET_LOAD_TIMEOUT,
+    FLEET_DRAIN_TIMEOUT,
+    FLEET_FINISH_TIMEOUT,
+    FLEET_WAIT_TIMEOUT,
+    FLEET_STOP_TIMEOUT,
+    FLEET_RESTART_LIMIT,
+    FLEET_RESTART_WINDOW,
+    ENGINE_ORDER,
+    LOG_FORMAT,
+    LOG_LEVEL,
+    OLLAMA_VERSION,
+    OLLAMA_GPU_OVERHEAD,
+    DEVICES,
+    BACKENDS,
+    MODELS,
+)
+"""All of them, in the order of the reference."""

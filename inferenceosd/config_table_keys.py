@@ -1,0 +1,153 @@
+"""The settings inside of named tables: [devices."NAME"], [backends.NAME] and [[model]]."""
+
+import os.path
+from collections.abc import Sequence
+
+from inferenceosd.config_file import Key, Values, any_keys
+from inferenceosd.config_kinds import (
+    CONTEXT,
+    DURATION,
+    ENVIRONMENT,
+    FLAG,
+    PARALLEL,
+    PATH,
+    PATHS,
+    SIZE,
+    TEXT,
+    TEXTS,
+    Refused,
+    or_auto,
+    or_unset,
+)
+
+# A device: [devices."NAME"]
+DEVICE_LIMIT = Key(
+    "limit", or_unset(SIZE), None, "How much of the device the daemon may use.", "all of it"
+)
+DEVICE_RESERVE = Key(
+    "reserve",
+    or_unset(SIZE),
+    None,
+    "How much of the device stays free for others.",
+    "`memory.device_reserve`",
+)
+DEVICE_USE = Key(
+    "use",
+    or_unset(FLAG),
+    None,
+    "Whether the daemon uses the device at all.",
+    "true; false for a CPU that poses as a GPU, such as llvmpipe",
+)
+DEVICE_KEYS = any_keys(DEVICE_LIMIT, DEVICE_RESERVE, DEVICE_USE)
+
+# A backend: [backends.NAME]
+BACKEND_PATH = Key(
+    "path",
+    PATH,
+    "",
+    "The llama-server binary. It is tried with a real decode before it is trusted.",
+    "none: it must be written",
+)
+BACKEND_ENV = Key(
+    "env",
+    ENVIRONMENT,
+    (),
+    "Environment variables its processes get. Nothing else of GGML_*, LLAMA_* and LD_* does.",
+    "what the daemon inherits must not change how an engine behaves",
+)
+BACKEND_KEYS = any_keys(BACKEND_PATH, BACKEND_ENV)
+
+# A model: [[model]]
+MODEL_NAME = Key(
+    "name",
+    or_unset(TEXT),
+    None,
+    "The model's name. Without `path`, the model of that name in the folders is meant.",
+    "the file's name without .gguf",
+)
+MODEL_PATH = Key(
+    "path",
+    or_unset(PATH),
+    None,
+    "The GGUF file; of a split model, its first part.",
+    "found in the folders by its name",
+)
+MODEL_ALIASES = Key("aliases", TEXTS, (), "Other names that callers may use.", "none")
+MODEL_CONTEXT = Key(
+    "context", or_auto(CONTEXT), None, "Tokens that one request may use.", "`models.context`"
+)
+MODEL_PARALLEL = Key(
+    "parallel", or_auto(PARALLEL), None, "Requests served at once.", "`models.parallel`"
+)
+MODEL_PIN = Key(
+    "pin",
+    FLAG,
+    False,
+    "Load at start and never unload for another model.",
+    "memory goes to what is asked for",
+)
+MODEL_KEEP_ALIVE = Key(
+    "keep_alive",
+    or_unset(DURATION),
+    None,
+    "How long it stays loaded after its last request.",
+    "`models.keep_alive`",
+)
+MODEL_FLAGS = Key(
+    "flags", TEXTS, (), "Options appended to llama-server's command line as written.", "none"
+)
+MODEL_MMPROJ = Key(
+    "mmproj",
+    or_unset(PATH),
+    None,
+    "The projector for images and sound.",
+    "an mmproj file in the model's folder",
+)
+MODEL_DRAFT = Key(
+    "draft", or_unset(PATH), None, "A small model that drafts for speculative decoding.", "none"
+)
+MODEL_LORA = Key("lora", PATHS, (), "LoRA adapters, applied in this order.", "none")
+MODEL_KEYS = any_keys(
+    MODEL_NAME,
+    MODEL_PATH,
+    MODEL_ALIASES,
+    MODEL_CONTEXT,
+    MODEL_PARALLEL,
+    MODEL_PIN,
+    MODEL_KEEP_ALIVE,
+    MODEL_FLAGS,
+    MODEL_MMPROJ,
+    MODEL_DRAFT,
+    MODEL_LORA,
+)
+
+
+def name_of(model: Values) -> str:
+    """What a [[model]] is called: its name, else its file's; "" where it has neither."""
+    if name := model.get(MODEL_NAME):
+        return name
+    return os.path.basename(model.get(MODEL_PATH) or "").removesuffix(".gguf")
+
+
+def check_models(models: Sequence[Values]) -> None:
+    """Raises Refused for a model without a name, and where two claim one; case does not count."""
+    claimed: dict[str, tuple[int, str]] = {}
+    for index, model in enumerate(models):
+        if not name_of(model):
+            raise Refused("neither name nor path", path=(index,), allowed="one of them, or both")
+        names = [("name", name_of(model)), *(("aliases", a) for a in model.get(MODEL_ALIASES))]
+        for key, name in names:
+            claim = name.lower().removesuffix(":latest")
+            earlier = claimed.setdefault(claim, (index, key))
+            if earlier[0] != index:
+                raise Refused(
+                    f"{name[:80]!r} is a name of another model too",
+                    path=(index, key),
+                    allowed="each name and alias once",
+                    earlier=earlier,
+                )
+
+
+def check_backend(backend: Values) -> None:
+    if not backend.has(BACKEND_PATH):
+        raise Refused("no path", allowed=f"path = {BACKEND_PATH.kind.allowed}")

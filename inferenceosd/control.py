@@ -1,0 +1,229 @@
+"""The daemon as inferenceosctl sees it, and the one path by which settings change."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+
+import structlog
+
+from inferenceosd import __version__
+from inferenceosd.config import Config
+from inferenceosd.config_changes import changed_settings, needs_restart
+from inferenceosd.config_error import ConfigError
+from inferenceosd.logs import configure_logging
+from planners.backends import Engine, RejectedEngine
+from planners.model import ServedModel
+from planners.plan import LaunchPlan, Shortfall
+from planners.reconcile import NO_ENGINE, launch_key
+from proxy.admin import ReloadRefused
+from proxy.admin_values import (
+    DaemonReport,
+    EventReport,
+    LoadReport,
+    LogReport,
+    ModelsReport,
+    ReloadReport,
+    StatusReport,
+    UnloadReport,
+    models_report,
+    status_report,
+)
+from proxy.errors import UnknownModel
+from supervisor.backends import find_engines
+from supervisor.catalogue import Catalogue
+from supervisor.fleet import Desired, Fleet
+from supervisor.journal import Event, Journal
+from supervisor.probe import HardwareProbe
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the daemon is made of, as far as settings reach."""
+
+    fleet: Fleet
+    catalogue: Catalogue
+    probe: HardwareProbe
+    journal: Journal
+    reconfigure_door: Callable[[Config], None]
+
+
+class Control:
+    """Implements proxy.admin.AdminService. Holds the configuration in force; replaces it whole."""
+
+    def __init__(
+        self, config: Config, parts: Parts, *, reread: Callable[[], Config], listen: Sequence[str]
+    ) -> None:
+        self._config = config
+        self._parts = parts
+        self._reread = reread
+        self._listen = ", ".join(listen)
+        self._started_at = time.time()
+        self._engines: tuple[Engine, ...] | None = None
+        self._rejected: tuple[RejectedEngine, ...] = ()
+        self._turn = asyncio.Lock()
+
+    async def find_engines(self) -> None:
+        """Try every llama-server there is and go by those that run."""
+        async with self._turn:
+            await self._adopt_engines(self._config)
+            self._apply(self._config)
+
+    # What the admin door asks for.
+
+    def status(self) -> StatusReport:
+        """Everything at one moment."""
+        return status_report(
+            self._daemon(),
+            instances=self._parts.fleet.running(),
+            hardware=self._parts.fleet.last_profile,
+            engines=self._engines or (),
+            rejected=self._rejected,
+            broken=self._parts.catalogue.broken,
+            now_s=monotonic(),
+        )
+
+    def models(self) -> ModelsReport:
+        """What is on offer."""
+        fleet = self._parts.fleet
+        return models_report(fleet.models(), broken=fleet.broken(), instances=fleet.running())
+
+    async def plan(
+        self, name: str, *, context: int | None, parallel: int | None
+    ) -> LaunchPlan | Shortfall:
+        """How it would be launched now."""
+        served = self._served(name)
+        settings = replace(
+            served.settings,
+            context=context or served.settings.context,
+            parallel=parallel or served.settings.parallel,
+        )
+        return await self._parts.fleet.plan(replace(served, settings=settings))
+
+    async def load(self, name: str) -> LoadReport:
+        """Load it and wait; what failed before is tried anew."""
+        served = self._served(name)
+        self._parts.fleet.retry(served.model_id)
+        load_s = await self._parts.fleet.load(served.model_id)
+        return LoadReport(served.model_id, load_s)
+
+    def unload(self, name: str) -> UnloadReport:
+        """Drain and stop its instance."""
+        served = self._served(name)
+        return UnloadReport(served.model_id, self._parts.fleet.unload(served.model_id))
+
+    async def reload(self) -> ReloadReport:
+        """Read the configuration again and go by it. Raises ReloadRefused; then nothing changed."""
+        async with self._turn:
+            try:
+                config = self._reread()
+            except ConfigError as exc:
+                self._note_refused(exc)
+                raise ReloadRefused(str(exc)) from exc
+            return await self._replace(config)
+
+    def log_lines(self, name: str, *, tail: int) -> LogReport:
+        """The last `tail` lines of its process, or of the last one it had."""
+        served = self._served(name)
+        return LogReport(served.model_id, self._parts.fleet.log_lines(served.model_id, tail))
+
+    async def events(
+        self, *, name: str | None, since_s: float | None, limit: int
+    ) -> Sequence[EventReport]:
+        """The latest `limit` events of the last `since_s` seconds, oldest first."""
+        model_id = self._served(name).model_id if name is not None else None
+        since = 0.0 if since_s is None else time.time() - since_s
+        told = await self._parts.journal.events(model_id=model_id, since=since, limit=limit)
+        return [_event_report(event) for event in told]
+
+    # How settings come into force.
+
+    async def _replace(self, config: Config) -> ReloadReport:
+        before = self._config
+        changed = changed_settings(before, config)
+        parts = self._parts
+        parts.catalogue.reconfigure(
+            dirs=config.model_dirs, rules=config.models, defaults=config.model_defaults
+        )
+        await parts.catalogue.scan()
+        if config.backends != before.backends:
+            await self._adopt_engines(config)
+        configure_logging(config.log.format, config.log.level)
+        self._config = config
+        self._apply(config)
+        report = ReloadReport(
+            changed=(*changed, *self._drained(parts.fleet.models())),
+            needs_restart=needs_restart(before, config),
+        )
+        log.info("config.reloaded", changed=report.changed, needs_restart=report.needs_restart)
+        parts.journal.record("config.reloaded", reason="; ".join(report.changed))
+        return report
+
+    def _apply(self, config: Config) -> None:
+        self._parts.probe.adopt(self._engines or (), config.placement)
+        self._parts.fleet.apply(Desired(self._engines, config.placement, config.fleet))
+        self._parts.reconfigure_door(config)
+
+    def _drained(self, models: Iterable[ServedModel]) -> tuple[str, ...]:
+        """Which running models the new settings launch anew, each a sentence."""
+        keys = {m.model_id: launch_key(m, self._config.placement) for m in models}
+        return tuple(
+            f"{seen.model_id} is drained, then starts anew on its next request"
+            for seen in self._parts.fleet.running()
+            if keys.get(seen.model_id) != seen.launch_key
+        )
+
+    async def _adopt_engines(self, config: Config) -> None:
+        engines, rejected = await find_engines(
+            configured=config.backends, state_dir=Path(config.state_dir)
+        )
+        self._engines, self._rejected = engines, rejected
+        for refused in rejected:
+            log.warning("engine.refused", path=refused.path, reason=refused.reason)
+        for engine in engines:
+            names = [device.name for device in engine.devices]
+            log.info("engine.accepted", path=engine.path, backend=engine.backend, devices=names)
+        if not engines:
+            log.error("engine.missing", reason=NO_ENGINE)
+        self._parts.journal.record(
+            "engine.found" if engines else "engine.missing",
+            reason="; ".join(f"{r.path}: {r.reason}" for r in rejected),
+            paths=", ".join(engine.path for engine in engines),
+        )
+
+    def _note_refused(self, exc: ConfigError) -> None:
+        log.error("config.refused", reason=str(exc))
+        self._parts.journal.record("config.refused", reason=str(exc))
+
+    def _served(self, name: str) -> ServedModel:
+        served = self._parts.fleet.resolve(name)
+        if served is None:
+            raise UnknownModel(name)
+        return served
+
+    def _daemon(self) -> DaemonReport:
+        return DaemonReport(
+            version=__version__,
+            pid=os.getpid(),
+            started_at=self._started_at,
+            listen=self._listen,
+            config_file=self._config.file,
+            state_dir=self._config.state_dir,
+            has_tried_engines=self._engines is not None,
+        )
+
+
+def _event_report(event: Event) -> EventReport:
+    return EventReport(
+        at=event.at,
+        kind=event.kind,
+        model=event.model_id,
+        instance=event.instance_id,
+        reason=event.reason,
+        facts=event.facts,
+    )

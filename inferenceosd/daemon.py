@@ -1,0 +1,256 @@
+"""The only constructor calls, one tree of tasks, and all signals.
+
+run ─ state folder locked, sockets open ─ loop ┬ fleet ─ instance … each with its child
+                                               ├ public door, admin door
+                                               ├ journal, folder watch, watchdog, reloads
+                                               └ engines, once
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+
+import structlog
+import uvloop
+
+from inferenceosd import __version__
+from inferenceosd.config import Config
+from inferenceosd.control import Control, Parts
+from inferenceosd.listening import CannotListen, address_of, listen_on, listen_privately
+from inferenceosd.logs import configure_logging
+from inferenceosd.service_manager import ServiceManager
+from inferenceosd.state_lock import StateLocked, locked
+from proxy.admin import ReloadRefused, build_admin_app
+from proxy.app import ASGIApp, build_app
+from proxy.door import DoorSettings
+from proxy.exchange import Receive, Scope, Send
+from proxy.server import serve
+from proxy.upstream import UpstreamPools
+from supervisor.catalogue import Catalogue
+from supervisor.fleet import Desired, Fleet, Ground
+from supervisor.journal import Journal, open_journal
+from supervisor.probe import HardwareProbe
+
+SCAN_S = 2.0  # cadence of looking for new and changed model files: a sweep of stat calls
+CONNECTIONS_PER_CHILD = 64  # llama-server spends a thread on each; slots are far fewer
+RUN_PREFIX = "c-"  # of the folder with our children's sockets; short, socket paths are 107 bytes
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Sockets that listen already."""
+
+    public: tuple[socket.socket, ...]
+    admin: socket.socket
+
+
+def run(config: Config, *, reload: Callable[[], Config]) -> int:
+    """Serve until SIGTERM or SIGINT; the process's exit status."""
+    configure_logging(config.log.format, config.log.level)
+    manager = ServiceManager(os.environ)
+    try:
+        with ExitStack() as held:
+            state = _private_folder(config.state_dir)
+            runtime = _private_folder(config.runtime_dir)
+            held.enter_context(locked(state))
+            if config.model_dirs == (default := (str(state / "models"),)):
+                _private_folder(*default)  # the user's own folders are theirs to make
+            public = manager.passed_sockets() or listen_on(config.listen)
+            doors = Doors(public, listen_privately(Path(config.admin_socket)))
+            for sock in (*doors.public, doors.admin):
+                held.enter_context(sock)
+            held.callback(Path(config.admin_socket).unlink, missing_ok=True)
+            ground = _ground(runtime, held)
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(_Daemon(config, doors, ground, manager, reload).serve())
+    except (CannotListen, StateLocked, OSError) as exc:
+        print(f"inferenceosd: {exc}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _private_folder(path: str) -> Path:
+    folder = Path(path)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _ground(runtime: Path, held: ExitStack) -> Ground:
+    """A fresh 0700 folder for this daemon's children; those of dead daemons are removed."""
+    for left in runtime.glob(f"{RUN_PREFIX}*"):
+        if not _is_alive(left.name.removeprefix(RUN_PREFIX).partition("-")[0]):
+            shutil.rmtree(left, ignore_errors=True)
+    run_dir = Path(mkdtemp(prefix=f"{RUN_PREFIX}{os.getpid()}-", dir=runtime))
+    held.callback(shutil.rmtree, run_dir, ignore_errors=True)
+    cwd = run_dir / "cwd"
+    cwd.mkdir(mode=0o500)
+    return Ground(run_dir=run_dir, cwd=cwd, environ=dict(os.environ))
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+class _Front:
+    """The public port's application, replaced whole when settings of the door change."""
+
+    def __init__(self) -> None:
+        self.app: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self.app is not None
+        await self.app(scope, receive, send)
+
+
+class _Daemon:
+    """One run: composition, tasks, signals."""
+
+    def __init__(
+        self,
+        config: Config,
+        doors: Doors,
+        ground: Ground,
+        manager: ServiceManager,
+        reread: Callable[[], Config],
+    ) -> None:
+        self._config, self._doors, self._ground = config, doors, ground
+        self._manager, self._reread = manager, reread
+        self._stop = asyncio.Event()
+        self._reload = asyncio.Event()
+        self._front = _Front()
+
+    async def serve(self) -> None:
+        """Everything, from the first task to the last child reaped."""
+        config = self._config
+        for warning in config.warnings:
+            log.warning("config.ignored", reason=warning)
+        state = Path(config.state_dir)
+        async with AsyncExitStack() as held:
+            journal = await held.enter_async_context(open_journal(state / "journal.db"))
+            held.callback(journal.record, "daemon.stopped")
+            pools = UpstreamPools(connections_per_child=CONNECTIONS_PER_CHILD)
+            await held.enter_async_context(pools)
+            catalogue = held.enter_context(
+                Catalogue(
+                    dirs=config.model_dirs, rules=config.models, defaults=config.model_defaults
+                )
+            )
+            await catalogue.scan()
+            await self._run_all(journal, catalogue, pools)
+
+    async def _run_all(self, journal: Journal, catalogue: Catalogue, pools: UpstreamPools) -> None:
+        config = self._config
+        probe = HardwareProbe((), config.placement)
+        fleet = Fleet(
+            Desired(None, config.placement, config.fleet),
+            catalogue=catalogue,
+            probe=probe,
+            journal=journal,
+            ground=self._ground,
+            leaving=pools.forget,
+        )
+        listen = [address_of(sock) for sock in self._doors.public]
+        parts = Parts(fleet, catalogue, probe, journal, lambda c: self._open_front(c, fleet, pools))
+        control = Control(config, parts, reread=self._reread, listen=listen)
+        self._open_front(config, fleet, pools)
+        self._listen_to_signals()
+        async with asyncio.TaskGroup() as tasks:
+            background = [
+                tasks.create_task(journal.write_forever(), name="journal"),
+                tasks.create_task(self._watch_folders(catalogue, fleet), name="folders"),
+                tasks.create_task(self._reload_when_asked(control), name="reloads"),
+                tasks.create_task(self._pet_watchdog(), name="watchdog"),
+                tasks.create_task(control.find_engines(), name="engines"),
+            ]
+            running = tasks.create_task(fleet.run(), name="fleet")
+            closing = asyncio.Event()
+            await self._open_doors(tasks, control, closing)
+            log.info("daemon.started", version=__version__, pid=os.getpid(), listen=listen)
+            journal.record("daemon.started", version=__version__, pid=os.getpid())
+            self._manager.tell("READY=1", f"STATUS=listening on {', '.join(listen)}")
+            await self._stop.wait()
+            self._manager.tell("STOPPING=1")
+            log.info("daemon.stopping")
+            closing.set()
+            fleet.stop()
+            await running
+            for task in background:
+                task.cancel()
+        log.info("daemon.stopped")
+
+    async def _open_doors(
+        self, tasks: asyncio.TaskGroup, control: Control, closing: asyncio.Event
+    ) -> None:
+        """Accept callers; return once both doors do."""
+        drain_s = self._config.fleet.drain_s
+        admin = build_admin_app(control)
+        for name, app, sockets in (
+            ("public door", self._front, self._doors.public),
+            ("admin door", admin, (self._doors.admin,)),
+        ):
+            started = asyncio.Event()
+            door = serve(app, sockets, stop=closing, started=started, drain_s=drain_s)
+            tasks.create_task(door, name=name)
+            await started.wait()
+
+    def _open_front(self, config: Config, fleet: Fleet, pools: UpstreamPools) -> None:
+        settings = DoorSettings(
+            max_body_bytes=config.max_body_bytes,
+            origins=config.origins,
+            listen_is_loopback=_is_loopback(self._doors.public),
+            version=config.ollama_version,
+        )
+        self._front.app = build_app(fleet, pools, settings)
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload.set)
+
+    async def _reload_when_asked(self, control: Control) -> None:
+        while True:
+            await self._reload.wait()
+            self._reload.clear()
+            self._manager.tell("RELOADING=1")
+            with suppress(ReloadRefused):  # said and recorded where it was found
+                await control.reload()
+            self._manager.tell("READY=1")
+
+    async def _watch_folders(self, catalogue: Catalogue, fleet: Fleet) -> None:
+        while True:
+            await asyncio.sleep(SCAN_S)
+            if await catalogue.scan():
+                fleet.look()
+
+    async def _pet_watchdog(self) -> None:
+        while (every_s := self._manager.watchdog_s) is not None:
+            self._manager.tell("WATCHDOG=1")
+            await asyncio.sleep(every_s)
+
+
+def _is_loopback(sockets: Sequence[socket.socket]) -> bool:
+    """True when only this machine reaches us."""
+    return all(
+        sock.family == socket.AF_UNIX or _is_local(sock.getsockname()[0]) for sock in sockets
+    )
+
+
+def _is_local(host: str) -> bool:
+    return host.startswith("127.") or host == "::1"

@@ -1,0 +1,282 @@
+"""What `inferenceosctl` prints for people: values in, text out. Pure; `now` is UTC seconds."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from inferenceosd.tables import table
+from planners.durations import format_duration
+from planners.model import BrokenFile
+from planners.plan import LaunchPlan
+from planners.sizes import format_size
+from proxy.admin_values import (
+    DeviceReport,
+    EventsReport,
+    InstanceReport,
+    LoadReport,
+    LogReport,
+    ModelsReport,
+    PlanReport,
+    ReloadReport,
+    ShortfallReport,
+    StatusReport,
+    UnloadReport,
+)
+
+NOTHING = "-"
+UNKNOWN = "?"
+
+
+def status_text(status: StatusReport, *, now: float) -> str:
+    """The daemon, its instances, their memory, the devices, the engines, and what is broken."""
+    daemon = status.daemon
+    up = format_duration(max(0, now - daemon.started_at))
+    head = f"inferenceosd {daemon.version}, pid {daemon.pid}, up {up}, serving {daemon.listen}"
+    return _sections(
+        head,
+        _instances(status.instances, now=now),
+        _memory(status.instances),
+        *_causes(status.instances),
+        _devices(status.devices),
+        _engines(status),
+        _broken(status.broken),
+        *(f"note: {note}" for note in status.notes),
+    )
+
+
+def models_text(report: ModelsReport) -> str:
+    """The models on offer and the files that are none."""
+    if not report.models:
+        offered = "no models; put GGUF files into a folder of models.dirs"
+    else:
+        rows = [
+            (
+                model.model,
+                model.architecture,
+                _count(model.n_params),
+                model.quantization,
+                format_size(model.size_bytes),
+                str(model.n_ctx_train),
+                ",".join(model.capabilities),
+                model.state or NOTHING,
+                ", ".join(model.aliases) or NOTHING,
+            )
+            for model in report.models
+        ]
+        headers = (
+            "MODEL", "ARCH", "PARAMS", "TYPE", "SIZE", "TRAINED", "CAN", "STATE", "ALIASES",
+        )  # fmt: skip
+        offered = table(headers, rows, right="PARAMS SIZE TRAINED")
+    warnings = [f"{m.model}: {warning}" for m in report.models for warning in m.warnings]
+    return _sections(offered, "\n".join(warnings), _broken(report.broken))
+
+
+def plan_text(report: PlanReport) -> str:
+    """How a model would be launched, and why; or why it would not."""
+    if report.plan is not None:
+        return _launch(report.plan)
+    return _shortfall(report.shortfall) if report.shortfall else "no answer"
+
+
+def load_text(report: LoadReport) -> str:
+    """That it is loaded."""
+    if report.load_s == 0:
+        return f"{report.model} was loaded already"
+    return f"{report.model} loaded in {report.load_s:.1f} s"
+
+
+def unload_text(report: UnloadReport) -> str:
+    """That it is going."""
+    if not report.was_loaded:
+        return f"{report.model} was not loaded"
+    return f"{report.model} unloads as soon as its requests are done"
+
+
+def reload_text(report: ReloadReport) -> str:
+    """What the new configuration changed."""
+    lines = list(report.changed)
+    lines += [f"{setting}: takes effect at the next start" for setting in report.needs_restart]
+    return "\n".join(lines) or "nothing changed"
+
+
+def log_text(report: LogReport) -> str:
+    """The lines as the process wrote them."""
+    return "\n".join(report.lines)
+
+
+def events_text(report: EventsReport) -> str:
+    """One line an event, oldest first."""
+    if not report.events:
+        return "no events"
+    rows = [
+        (
+            f"{datetime.fromtimestamp(event.at, UTC):%Y-%m-%d %H:%M:%SZ}",
+            event.kind,
+            event.model or NOTHING,
+            event.reason or ", ".join(f"{k}={v}" for k, v in event.facts.items()),
+        )
+        for event in report.events
+    ]
+    return table(("TIME", "EVENT", "MODEL", "REASON"), rows)
+
+
+def _sections(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part)
+
+
+def _instances(instances: tuple[InstanceReport, ...], *, now: float) -> str:
+    if not instances:
+        return "no model is loaded"
+    headers = (
+        "MODEL", "STATE", "PID", "BACKEND", "LAYERS", "CONTEXT", "REQUESTS", "TOKENS/S", "STAYS",
+    )  # fmt: skip
+    rows = [
+        (
+            one.model,
+            _state(one),
+            str(one.pid or NOTHING),
+            one.backend,
+            ", ".join(f"{d.engine_name}:{d.layers}" for d in one.devices) or "cpu",
+            f"{one.context} × {one.slots}",
+            f"{one.running} + {one.waiting} waiting" if one.waiting else str(one.running),
+            NOTHING if one.decode_tokens_per_s is None else f"{one.decode_tokens_per_s:.1f}",
+            _stays(one, now=now),
+        )
+        for one in instances
+    ]
+    return table(headers, rows, right="PID TOKENS/S")
+
+
+def _state(one: InstanceReport) -> str:
+    if one.state == "loading" and one.load_progress is not None:
+        return f"loading {one.load_progress:.0%}"
+    if one.state == "backoff" and one.retry_in_s is not None:
+        return f"backoff {format_duration(one.retry_in_s)}"
+    return one.state
+
+
+def _stays(one: InstanceReport, *, now: float) -> str:
+    if one.stays_forever:
+        return "forever"
+    if one.expires_at is not None:
+        return format_duration(max(0, one.expires_at - now))
+    return "busy" if one.running or one.waiting else NOTHING
+
+
+def _memory(instances: tuple[InstanceReport, ...]) -> str:
+    rows = [
+        (
+            one.model,
+            part.device,
+            format_size(part.predicted_bytes),
+            _size(part.measured_bytes),
+            format_size(part.reserved_bytes),
+        )
+        for one in instances
+        for part in one.memory
+    ]
+    if not rows:
+        return ""
+    headers = ("MODEL", "DEVICE", "PREDICTED", "MEASURED", "RESERVED")
+    return table(headers, rows, right="PREDICTED MEASURED RESERVED")
+
+
+def _causes(instances: tuple[InstanceReport, ...]) -> Iterable[str]:
+    for one in instances:
+        if one.cause is not None:
+            again = f" (restarted {_times(one.restarts)})" if one.restarts else ""
+            yield f"{one.model}: {one.cause}{again}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _devices(devices: tuple[DeviceReport, ...]) -> str:
+    if not devices:
+        return ""
+    rows = [
+        (
+            device.device,
+            device.name + ("" if device.is_used else " (not used)"),
+            ",".join(device.engine_names) or NOTHING,
+            _size(device.total_bytes),
+            _size(device.free_bytes),
+            format_size(device.ours_bytes),
+            NOTHING if device.limit_bytes is None else format_size(device.limit_bytes),
+        )
+        for device in devices
+    ]
+    headers = ("DEVICE", "NAME", "ENGINE NAME", "TOTAL", "FREE", "OURS", "LIMIT")
+    return table(headers, rows, right="TOTAL FREE OURS LIMIT")
+
+
+def _engines(status: StatusReport) -> str:
+    if not status.daemon.has_tried_engines:
+        return "every llama-server there is, is being tried"
+    if not status.engines:
+        return "no llama-server was found"
+    rows = [
+        (
+            engine.backend or NOTHING,
+            engine.source,
+            engine.path,
+            f"refused: {engine.refused}" if engine.refused else engine.version or UNKNOWN,
+        )
+        for engine in status.engines
+    ]
+    return table(("ENGINE", "FROM", "PATH", "VERSION"), rows)
+
+
+def _broken(files: tuple[BrokenFile, ...]) -> str:
+    if not files:
+        return ""
+    return table(("NOT OFFERED", "WHY"), [(file.path, file.reason) for file in files])
+
+
+def _launch(plan: LaunchPlan) -> str:
+    where = f"{plan.n_gpu_layers} layers on devices" if plan.devices else "on the processor"
+    context = f"{plan.context} × {plan.n_parallel}"
+    head = f"{plan.model_id}: {plan.backend}, context {context}, {where}"
+    layers = {device: str(count) for device, _, count in plan.devices}
+    rows = [
+        (
+            part.device_id,
+            layers.get(part.device_id, NOTHING),
+            format_size(part.weights_bytes),
+            format_size(part.kv_bytes),
+            format_size(part.compute_bytes),
+            format_size(part.overhead_bytes),
+            format_size(part.total_bytes),
+        )
+        for part in plan.predicted
+    ]
+    headers = ("DEVICE", "LAYERS", "WEIGHTS", "KV", "COMPUTE", "OTHER", "TOTAL")
+    numbers = (
+        f"batch {plan.n_batch}/{plan.n_ubatch}, {plan.n_threads} threads,"
+        f" KV cache {plan.type_k}/{plan.type_v},"
+        f" flash attention {'on' if plan.flash_attn else 'off'}"
+    )
+    return _sections(
+        head,
+        table(headers, rows, right="LAYERS WEIGHTS KV COMPUTE OTHER TOTAL"),
+        numbers,
+        "\n".join(f"- {reason}" for reason in plan.reasons),
+    )
+
+
+def _shortfall(shortfall: ShortfallReport) -> str:
+    missing = ", ".join(f"{format_size(n)} on {d}" for d, n in shortfall.missing_bytes.items())
+    lacks = f" ({missing} missing)" if missing else ""
+    return f"{shortfall.model} does not fit: {shortfall.reason}{lacks}"
+
+
+def _size(size_bytes: int | None) -> str:
+    return UNKNOWN if size_bytes is None else format_size(size_bytes)
+
+
+def _count(number: int) -> str:
+    """A parameter count as people say it: 135M, 7.6B."""
+    for unit, name in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if number >= unit:
+            return f"{number / unit:.3g}{name}"
+    return str(number)

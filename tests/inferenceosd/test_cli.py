@@ -1,0 +1,103 @@
+"""inferenceosd.cli: help, version, --check and exit status."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from inferenceosd import __version__
+from inferenceosd.cli import main
+
+PROGRAM = Path(sys.executable).with_name("inferenceosd")
+
+
+def run(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """The installed program, with little in its environment."""
+    return subprocess.run(
+        [PROGRAM, *arguments],
+        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **(environ or {})},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+@pytest.fixture
+def right(tmp_path: Path) -> Path:
+    file = tmp_path / "right.toml"
+    file.write_text('[server]\nlisten = "127.0.0.1:0"\n')
+    return file
+
+
+def test_check_says_that_a_right_configuration_is_right(right: Path) -> None:
+    done = run("--config", str(right), "--check")
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{right}: ok\n", "")
+
+
+def test_check_tells_file_line_key_and_what_is_allowed(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text('[log]\nlevel = "loud"\n')
+
+    done = run("--config", str(wrong), "--check")
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        f"inferenceosd: {wrong}:2: log.level: 'loud' is none of them;"
+        ' allowed: "debug" | "info" | "warning" | "error"\n'
+    )
+
+
+def test_check_repeats_the_warnings_of_ollamas_variables(right: Path) -> None:
+    environ = {"OLLAMA_NUM_PARALLEL": "many"}
+
+    done = run("--config", str(right), "--check", environ=environ)
+
+    assert done.returncode == 0
+    assert "OLLAMA_NUM_PARALLEL='many'" in done.stderr
+
+
+def test_a_wrong_option_is_refused_with_status_2(right: Path) -> None:
+    done = run("--config", str(right), "--check", "--listen", "here")
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("inferenceosd: --listen: ")
+
+
+def test_options_are_the_ones_that_were_promised() -> None:
+    promised = (
+        "--config --listen --admin-socket --state-dir --model-dir --log-format --log-level"
+        " --check --version"
+    )
+
+    assert set(promised.split()) <= {name for param in main.params for name in param.opts}
+
+
+def test_help_says_where_settings_come_from_and_what_the_exit_status_means() -> None:
+    shown = CliRunner().invoke(main, ["--help"])
+
+    assert shown.exit_code == 0
+    for word in ("Examples:", "OLLAMA_HOST", "INFERENCEOSD_SERVER_LISTEN", "Exit status"):
+        assert word in shown.output
+
+
+def test_version_is_the_packages() -> None:
+    shown = CliRunner().invoke(main, ["--version"], prog_name="inferenceosd")
+
+    assert shown.output == f"inferenceosd {__version__}\n"
+
+
+def test_a_stranger_by_the_name_of_a_sibling_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    package = tmp_path / "supervisor"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('imported')")
+
+    done = run("--check", environ={"PYTHONPATH": str(tmp_path)})
+
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert f"the package supervisor in {tmp_path} hides the one of inferenceosd" in done.stderr

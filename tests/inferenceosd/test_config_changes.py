@@ -1,0 +1,51 @@
+from dataclasses import replace
+
+import pytest
+
+from inferenceosd.config import Config, LogSettings, Options, load_config
+from inferenceosd.config_changes import changed_settings, needs_restart
+from inferenceosd.config_kinds import Listen
+from inferenceosd.platform_folders import this_platform
+
+
+def config(text: str = "") -> Config:
+    return load_config(
+        file="/etc/x.toml",
+        text=text,
+        environ={"XDG_RUNTIME_DIR": "/run/user/1"},
+        options=Options(),
+        platform=this_platform(),
+    )
+
+
+def test_nothing_changed_is_nothing_to_say() -> None:
+    assert changed_settings(config(), config()) == ()
+    assert needs_restart(config(), config()) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param("[models]\nkeep_alive = 1", ("[models] changed",), id="a default"),
+        pytest.param("[[model]]\nname = 'a'", ("model a added",), id="a model"),
+        pytest.param(
+            "[server]\norigins = ['https://a']", ("server.origins changed",), id="origins"
+        ),
+    ],
+)
+def test_each_change_is_a_sentence(text: str, said: tuple[str, ...]) -> None:
+    assert changed_settings(config(), config(text)) == said
+
+
+def test_models_that_went_or_changed_are_named() -> None:
+    before = config("[[model]]\nname = 'a'\n[[model]]\nname = 'b'")
+    after = config("[[model]]\nname = 'b'\npin = true")
+
+    assert changed_settings(before, after) == ("model b changed", "model a removed")
+
+
+def test_what_only_a_new_daemon_takes_up_is_told_apart() -> None:
+    after = replace(config(), listen=Listen("127.0.0.1", 1), log=LogSettings("json", "debug"))
+
+    assert needs_restart(config(), after) == ("server.listen",)
+    assert changed_settings(config(), after) == ("[log] changed",)

@@ -1,0 +1,32 @@
+"""inferenceosd.config_keys: defaults are values that could have been written."""
+
+import tomllib
+
+import pytest
+
+from inferenceosd import config_table_keys as table_keys
+from inferenceosd.config_file import AnyKey
+from inferenceosd.config_keys import KEYS
+from inferenceosd.config_kinds import Folders
+
+SECTIONS = [key for key in KEYS if "." in key.name]
+INSIDE = [*table_keys.DEVICE_KEYS, *table_keys.BACKEND_KEYS, *table_keys.MODEL_KEYS]
+FOLDERS = Folders(base="/", home="/home/ada")
+
+
+@pytest.mark.parametrize("key", SECTIONS, ids=lambda key: key.name)
+def test_a_default_can_be_written_as_shown_and_is_read_back(key: AnyKey) -> None:
+    if key.kind.show(key.default) == "not set":
+        assert key.default is None
+        return
+
+    written = tomllib.loads(f"value = {key.kind.show(key.default)}")["value"]
+
+    assert key.kind.read(written, FOLDERS) == key.default
+
+
+@pytest.mark.parametrize("key", [*SECTIONS, *INSIDE], ids=lambda key: key.name)
+def test_a_key_says_what_it_means_and_where_its_default_comes_from(key: AnyKey) -> None:
+    assert key.meaning.endswith(".")
+    assert key.why
+    assert key.kind.allowed

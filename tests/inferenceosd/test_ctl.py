@@ -1,0 +1,189 @@
+"""inferenceosd.ctl: commands against a real admin server on a real Unix socket."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from inferenceosd import __version__, report
+from inferenceosd.ctl import main
+from proxy.admin_values import EventsReport
+from tests.fakes.admin_service import EVENTS, MODELS, OneModelService, admin_socket
+
+PROGRAM = Path(sys.executable).with_name("inferenceosctl")
+
+
+@pytest.fixture
+def service() -> OneModelService:
+    return OneModelService()
+
+
+@pytest.fixture
+def served(service: OneModelService) -> Iterator[Path]:
+    with admin_socket(service) as path:
+        yield path
+
+
+def ctl(path: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["--socket", str(path), *arguments])
+
+
+def test_the_installed_program_prints_status_without_colours(served: Path) -> None:
+    done = subprocess.run(
+        [PROGRAM, "status"],
+        env={"PATH": "/usr/bin:/bin", "INFERENCEOSD_ADMIN_SOCKET": str(served)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("inferenceosd 0.1.0, pid 4711, up ")
+    assert "Vulkan0:29" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize("command", ["status", "models", "events", "plan qwen"])
+def test_json_is_what_the_daemon_said(served: Path, command: str) -> None:
+    result = ctl(served, *command.split(), "--json")
+
+    assert result.exit_code == 0
+    assert isinstance(json.loads(result.output), dict)
+
+
+def test_models_and_events_are_shown_as_tables(served: Path) -> None:
+    assert ctl(served, "models").output == report.models_text(MODELS) + "\n"
+    assert ctl(served, "events").output == report.events_text(EventsReport(EVENTS)) + "\n"
+
+
+def test_a_plan_is_asked_for_with_its_numbers(served: Path, service: OneModelService) -> None:
+    result = ctl(served, "plan", "qwen", "--context", "4096", "--parallel", "2")
+
+    assert result.exit_code == 0
+    assert result.output.startswith("qwen: vulkan, context 4096 × 2")
+    assert service.asked == [("plan", "qwen", 4096, 2)]
+
+
+def test_a_plan_that_does_not_fit_is_shown_with_status_1(
+    served: Path, service: OneModelService
+) -> None:
+    service.fits = False
+
+    result = ctl(served, "plan", "qwen")
+
+    assert result.exit_code == 1
+    assert "qwen does not fit" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("load qwen", "qwen loaded in 3.5 s\n"),
+        ("unload qwen", "qwen unloads as soon as its requests are done\n"),
+        ("reload", "qwen restarts with context 8192\n"),
+        ("logs qwen", "one\ntwo\nthree\n"),
+        ("logs qwen --tail 1", "three\n"),
+    ],
+)
+def test_an_order_is_answered_in_a_sentence(served: Path, command: str, said: str) -> None:
+    result = ctl(served, *command.split())
+
+    assert (result.exit_code, result.output) == (0, said)
+
+
+def test_events_are_narrowed_to_a_model_and_a_span(served: Path, service: OneModelService) -> None:
+    ctl(served, "events", "--model", "qwen", "--since", "1h30m", "--limit", "1")
+
+    assert service.asked == [("events", "qwen", 5400.0, 1)]
+
+
+def test_what_the_daemon_refuses_is_a_sentence_and_status_1(
+    served: Path, service: OneModelService
+) -> None:
+    service.config_mistake = "/etc/config.toml:3: log.level: 'loud' is none of them"
+
+    unknown, wrong = ctl(served, "load", "gpt"), ctl(served, "reload")
+
+    assert (unknown.exit_code, unknown.stderr) == (1, "inferenceosctl: model 'gpt' not found\n")
+    assert (wrong.exit_code, wrong.stderr) == (1, f"inferenceosctl: {service.config_mistake}\n")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["load", "plan qwen --context 0", "events --since soon", "events --since -1", "dance"],
+)
+def test_wrong_usage_is_status_2(served: Path, command: str) -> None:
+    assert ctl(served, *command.split()).exit_code == 2
+
+
+def test_no_daemon_is_one_sentence_that_names_the_socket(tmp_path: Path) -> None:
+    missing = tmp_path / "admin.sock"
+
+    result = ctl(missing, "status")
+
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert f"no inferenceosd answers on {missing}" in result.stderr
+
+
+def test_a_socket_that_a_dead_daemon_left_is_no_daemon_either(short_folder: Path) -> None:
+    stale = short_folder / "admin.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(stale))
+
+    result = ctl(stale, "status")
+
+    assert result.exit_code == 1
+    assert f"no inferenceosd answers on {stale}" in result.stderr
+
+
+def test_a_wrong_configuration_does_not_keep_one_from_asking(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("[servr]")
+    environ = {"INFERENCEOSD_CONFIG": str(wrong), "RUNTIME_DIRECTORY": "/nonexistent"}
+
+    result = CliRunner(env=environ).invoke(main, ["status"])
+
+    assert result.exit_code == 1
+    assert "no inferenceosd answers on /nonexistent/admin.sock" in result.stderr
+
+
+def test_the_socket_of_the_configuration_is_asked(served: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f'[admin]\nsocket = "{served}"')
+
+    result = CliRunner(env={"INFERENCEOSD_CONFIG": str(config)}).invoke(main, ["models"])
+
+    assert result.exit_code == 0
+
+
+def test_version_is_the_packages() -> None:
+    shown = CliRunner().invoke(main, ["--version"], prog_name="inferenceosctl")
+
+    assert shown.output == f"inferenceosctl {__version__}\n"
+
+
+def test_every_command_has_help_worth_reading() -> None:
+    for name, command in main.commands.items():
+        assert command.help, name
+        assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0
+
+
+def test_a_name_with_odd_characters_reaches_the_daemon_as_it_is(served: Path) -> None:
+    result = ctl(served, "logs", "a/b c&tail=1#ü%")
+
+    assert result.stderr == "inferenceosctl: model 'a/b c&tail=1#ü%' not found\n"
+
+
+@pytest.fixture
+def short_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is short from where we stand: a socket's path has 107 bytes."""
+    monkeypatch.chdir(tmp_path)
+    return Path(os.curdir)

@@ -1,0 +1,139 @@
+"""inferenceosd.logs: one pipeline for structlog and the standard library."""
+
+import json
+import logging
+from collections.abc import Iterator
+from io import StringIO
+
+import pytest
+import structlog
+
+from inferenceosd.logs import configure_logging
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Logging as it was before."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = before
+    structlog.reset_defaults()
+
+
+def written(stream: StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_off_a_terminal_every_line_is_one_json_object() -> None:
+    stream = StringIO()
+    configure_logging("auto", "info", stream=stream)
+
+    structlog.get_logger("x").info("instance.ready", model_id="qwen", load_s=1.5)
+
+    (line,) = written(stream)
+    assert line["event"] == "instance.ready"
+    assert (line["level"], line["model_id"], line["load_s"]) == ("info", "qwen", 1.5)
+    assert str(line["timestamp"]).endswith("Z")
+
+
+def test_the_standard_librarys_records_take_the_same_way() -> None:
+    stream = StringIO()
+    configure_logging("json", "info", stream=stream)
+
+    logging.getLogger("somebody").warning("disk %s", "full", extra={"path": "/x"})
+
+    (line,) = written(stream)
+    assert (line["event"], line["level"], line["path"]) == ("disk full", "warning", "/x")
+
+
+def test_uvicorn_says_nothing_of_requests_and_only_what_is_wrong() -> None:
+    stream = StringIO()
+    configure_logging("json", "info", stream=stream)
+
+    logging.getLogger("uvicorn.access").info("GET / 200")
+    logging.getLogger("uvicorn.error").info("Started server process")
+    logging.getLogger("uvicorn.error").error("broken")
+
+    assert [line["event"] for line in written(stream)] == ["broken"]
+
+
+def test_what_is_below_the_level_is_not_written() -> None:
+    stream = StringIO()
+    configure_logging("json", "warning", stream=stream)
+
+    structlog.get_logger("x").info("request.done")
+    logging.getLogger("y").info("nothing")
+    structlog.get_logger("x").warning("disk.full")
+
+    assert [line["event"] for line in written(stream)] == ["disk.full"]
+
+
+def test_a_loggers_level_follows_a_second_configuration() -> None:
+    stream = StringIO()
+    configure_logging("json", "error", stream=stream)
+    log = structlog.get_logger("x")
+    log.info("before")
+
+    configure_logging("json", "debug", stream=stream)
+    log.debug("after")
+
+    assert [line["event"] for line in written(stream)] == ["after"]
+
+
+def test_a_traceback_is_a_field_of_its_line() -> None:
+    stream = StringIO()
+    configure_logging("json", "info", stream=stream)
+
+    try:
+        raise ValueError("why")
+    except ValueError:
+        structlog.get_logger("x").exception("instance.crashed")
+
+    (line,) = written(stream)
+    assert "ValueError: why" in str(line["exception"])
+
+
+def test_a_field_that_json_does_not_know_is_written_as_text() -> None:
+    stream = StringIO()
+    configure_logging("json", "info", stream=stream)
+
+    structlog.get_logger("x").info("probe.done", devices={1})
+
+    (line,) = written(stream)
+    assert line["devices"] == "{1}"
+
+
+@pytest.mark.parametrize(
+    ("format", "stream", "is_json"),
+    [
+        ("auto", Terminal(), False),
+        ("auto", StringIO(), True),
+        ("json", Terminal(), True),
+        ("console", StringIO(), False),
+    ],
+    ids=["terminal", "file", "json on a terminal", "console in a file"],
+)
+def test_the_format_follows_the_stream_unless_told(
+    format: str, stream: StringIO, is_json: bool
+) -> None:
+    configure_logging(format, "info", stream=stream)
+
+    structlog.get_logger("x").info("instance.ready")
+
+    assert stream.getvalue().startswith("{") is is_json
+    assert "instance.ready" in stream.getvalue()
+
+
+def test_console_lines_in_a_file_have_no_colours() -> None:
+    stream = StringIO()
+    configure_logging("console", "info", stream=stream)
+
+    structlog.get_logger("x").info("instance.ready", model_id="qwen")
+
+    assert "\x1b" not in stream.getvalue()

@@ -1,0 +1,180 @@
+"""inferenceosd.report: what people read, to the letter."""
+
+from dataclasses import replace
+
+from inferenceosd import report
+from planners.sizes import GIB
+from proxy.admin_values import (
+    EventsReport,
+    LoadReport,
+    LogReport,
+    ModelsReport,
+    PlanReport,
+    ReloadReport,
+    ShortfallReport,
+    StatusReport,
+    UnloadReport,
+    instance_report,
+    plan_report,
+)
+from tests.fakes.admin_service import (
+    DAEMON,
+    EVENTS,
+    FOREVER,
+    MODELS,
+    NOW_S,
+    PLAN,
+    READY,
+    STARTED_AT,
+    STATUS,
+)
+
+NOW = STARTED_AT + 2 * 3600 + 180
+
+STATUS_TEXT = """\
+inferenceosd 0.1.0, pid 4711, up 2h3m, serving 127.0.0.1:11434
+
+MODEL  STATE        PID  BACKEND  LAYERS      CONTEXT   REQUESTS       TOKENS/S  STAYS
+qwen   ready       4712  vulkan   Vulkan0:29  4096 × 2  1 + 2 waiting      85.2  busy
+phi    backoff 4s     -  cpu      cpu         4096 × 1  0                     -  -
+
+MODEL  DEVICE            PREDICTED  MEASURED   RESERVED
+qwen   pci:0000:01:00.0    4.8 GiB   4.8 GiB  128.0 MiB
+qwen   host              320.0 MiB         ?        0 B
+
+phi: died of SIGSEGV (restarted 2 times)
+
+DEVICE            NAME                     ENGINE NAME       TOTAL      FREE       OURS     LIMIT
+pci:0000:01:00.0  NVIDIA GeForce RTX 4090  Vulkan0,CUDA0  24.0 GiB  19.0 GiB    4.8 GiB  22.0 GiB
+vulkan:Vulkan1    llvmpipe (not used)      Vulkan1               ?         ?        0 B         -
+host              AMD Ryzen 9 7950X        -              64.0 GiB  48.0 GiB  320.0 MiB         -
+
+ENGINE  FROM    PATH                     VERSION
+vulkan  config  /opt/llama/llama-server  b11434
+-       path    /usr/bin/llama-server    refused: built for another CPU
+
+NOT OFFERED       WHY
+/models/lfs.gguf  a git-lfs pointer, not a model: run git lfs pull
+
+note: NVML: library not found"""
+
+
+def test_status_shows_instances_memory_devices_engines_and_what_is_broken() -> None:
+    assert report.status_text(STATUS, now=NOW) == STATUS_TEXT
+
+
+def test_status_of_a_daemon_with_nothing_says_so() -> None:
+    status = StatusReport(DAEMON, (), (), (), (), ())
+
+    assert report.status_text(status, now=STARTED_AT) == (
+        "inferenceosd 0.1.0, pid 4711, up 0s, serving 127.0.0.1:11434\n\n"
+        "no model is loaded\n\n"
+        "no llama-server was found"
+    )
+
+
+def test_until_engines_were_tried_none_is_missing() -> None:
+    daemon = replace(DAEMON, has_tried_engines=False)
+
+    text = report.status_text(replace(STATUS, daemon=daemon, engines=()), now=NOW)
+
+    assert "is being tried" in text
+    assert "no llama-server was found" not in text
+
+
+def stays(status: StatusReport) -> str:
+    return report.status_text(status, now=NOW).splitlines()[3].split()[-1]
+
+
+def test_how_long_a_model_stays() -> None:
+    idle = replace(READY, running=0, waiting=0, expires_at=NOW + 298)
+    overdue = replace(idle, expires_at=NOW - 1)
+
+    shown = [
+        stays(replace(STATUS, instances=(instance_report(one, now_s=NOW_S),)))
+        for one in (idle, overdue, FOREVER)
+    ]
+
+    assert shown == ["4m58s", "0s", "forever"]
+
+
+def test_a_load_shows_how_far_it_is() -> None:
+    loading = replace(instance_report(READY, now_s=NOW_S), state="loading", load_progress=0.42)
+
+    text = report.status_text(replace(STATUS, instances=(loading,)), now=NOW)
+
+    assert "loading 42%" in text
+
+
+def test_models_are_listed_with_what_they_can_do() -> None:
+    assert (
+        report.models_text(MODELS)
+        == """\
+MODEL  ARCH   PARAMS  TYPE       SIZE  TRAINED  CAN               STATE  ALIASES
+qwen   qwen2   7.62B  Q4_K_M  4.4 GiB    32768  completion,tools  ready  default
+
+qwen: llama.rope.freq_base is missing: 10000 is assumed
+
+NOT OFFERED       WHY
+/models/lfs.gguf  a git-lfs pointer, not a model: run git lfs pull"""
+    )
+
+
+def test_no_models_says_where_to_put_them() -> None:
+    text = report.models_text(ModelsReport((), ()))
+
+    assert text == "no models; put GGUF files into a folder of models.dirs"
+
+
+def test_a_plan_shows_memory_by_device_and_why() -> None:
+    assert (
+        report.plan_text(plan_report(PLAN))
+        == """\
+qwen: vulkan, context 4096 × 2, 29 layers on devices
+
+DEVICE            LAYERS    WEIGHTS         KV    COMPUTE      OTHER      TOTAL
+pci:0000:01:00.0      29    4.0 GiB  512.0 MiB  256.0 MiB  128.0 MiB    4.9 GiB
+host                   -  300.0 MiB        0 B   20.0 MiB        0 B  320.0 MiB
+
+batch 2048/512, 8 threads, KV cache f16/f16, flash attention on
+
+- all 29 layers fit Vulkan0: 4.9 GiB of 22.0 GiB"""
+    )
+
+
+def test_a_plan_without_devices_runs_on_the_processor() -> None:
+    plan = replace(PLAN, devices=(), n_gpu_layers=0)
+
+    assert report.plan_text(plan_report(plan)).startswith(
+        "qwen: vulkan, context 4096 × 2, on the processor\n"
+    )
+
+
+def test_a_shortfall_says_what_is_missing_where() -> None:
+    shortfall = ShortfallReport("qwen", {"pci:0000:01:00.0": 3 * GIB}, "one slot is too much")
+
+    assert report.plan_text(PlanReport(None, shortfall)) == (
+        "qwen does not fit: one slot is too much (3.0 GiB on pci:0000:01:00.0 missing)"
+    )
+
+
+def test_events_are_one_line_each() -> None:
+    assert (
+        report.events_text(EventsReport(EVENTS))
+        == """\
+TIME                  EVENT             MODEL  REASON
+2027-01-15 08:00:00Z  instance.loading  qwen   asked for by 127.0.0.1
+2027-01-15 08:00:03Z  instance.ready    qwen   load_s=3.5"""
+    )
+    assert report.events_text(EventsReport(())) == "no events"
+
+
+def test_the_short_answers() -> None:
+    assert report.load_text(LoadReport("qwen", 3.46)) == "qwen loaded in 3.5 s"
+    assert report.load_text(LoadReport("qwen", 0.0)) == "qwen was loaded already"
+    assert report.unload_text(UnloadReport("qwen", was_loaded=False)) == "qwen was not loaded"
+    assert report.log_text(LogReport("qwen", ("a", "b"))) == "a\nb"
+    assert report.reload_text(ReloadReport((), ())) == "nothing changed"
+    assert report.reload_text(ReloadReport(("qwen restarts",), ("server.listen",))) == (
+        "qwen restarts\nserver.listen: takes effect at the next start"
+    )
