@@ -323,8 +323,14 @@ class Fleet:
             self._refuse(instance.model_id, reason, None)
         finally:
             del self._instances[instance.instance_id]
-            self._keep_alive_s.pop(instance.model_id, None)
+            self._forget_keep_alive(instance.model_id)
             self.look()
+
+    def _forget_keep_alive(self, model_id: ModelId) -> None:
+        """What callers wished for ends with the instance, unless somebody already waits anew."""
+        present = any(i.model_id == model_id for i in self._instances.values())
+        if not present and not self._book.waiting(model_id):
+            self._keep_alive_s.pop(model_id, None)
 
 
 _DOWN = (InstanceState.BACKOFF, InstanceState.FAILED)

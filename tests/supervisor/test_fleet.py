@@ -103,6 +103,29 @@ async def test_a_keep_alive_once_given_holds_for_later_requests(fleet_world: Any
         assert world.seen().keep_alive_s == 1234.0
 
 
+async def test_a_keep_alive_asked_for_while_the_old_child_stops_holds_for_the_new_one(
+    fleet_world: Any,
+) -> None:
+    async with fleet_world() as world:
+        await world.served_by(keep_alive_s=1.0)
+        world.fleet.unload(TINY)
+
+        await world.served_by(keep_alive_s=1234.0)
+
+        assert world.seen().keep_alive_s == 1234.0
+
+
+async def test_a_keep_alive_is_forgotten_with_its_instance(fleet_world: Any) -> None:
+    async with fleet_world() as world:
+        await world.served_by(keep_alive_s=1234.0)
+        world.fleet.unload(TINY)
+        await world.until_state(None)
+
+        await world.served_by()
+
+        assert world.seen().keep_alive_s == 300.0
+
+
 async def test_unload_waits_for_running_requests(fleet_world: Any) -> None:
     async with fleet_world() as world:
         async with world.fleet.lease(TINY, caller="a"):

@@ -1,0 +1,1 @@
+"""Benchmarks, run by `make bench`: ratios against a named peer, both in one interleaved run."""

@@ -1,0 +1,95 @@
+"""The real daemon, the real engine, the real model, as processes."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from scripts.started_daemon import StartedDaemon, started_daemon
+from supervisor.quickstart import packaged_engine, quickstart_model_dir
+
+Start = Callable[..., StartedDaemon]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder needs the real engine."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.llama)
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Path:
+    """The folder of the quickstart's model. Missing parts fail: make test installs them."""
+    folder = quickstart_model_dir()
+    assert folder is not None, "no quickstart model: run make test, or scripts/quickstart.py"
+    assert packaged_engine() is not None, "no quickstart engine: run make test"
+    return folder
+
+
+@pytest.fixture(scope="session")
+def state_dir() -> Iterator[Path]:
+    """One state folder for all daemons that nothing else tells apart: the engine is tried once."""
+    with tempfile.TemporaryDirectory(prefix="ios-state-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def start(model_dir: Path, state_dir: Path) -> Iterator[Start]:
+    """Starts daemons, each in a short folder of its own; all are stopped when the test ends."""
+    with ExitStack() as held:
+
+        def started(*, config: str = "", **more: Any) -> StartedDaemon:
+            folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="ios-")))
+            (folder / "state").mkdir()
+            if (state_dir / "engines.json").exists():
+                shutil.copy(state_dir / "engines.json", folder / "state")
+            dirs = more.pop("model_dirs", [model_dir])
+            started = started_daemon(folder, model_dirs=dirs, config=config, **more)
+            daemon = held.enter_context(started)
+            daemon.wait_for_engines()
+            shutil.copy(folder / "state" / "engines.json", state_dir)
+            return daemon
+
+        yield started
+
+
+@pytest.fixture(scope="module")
+def daemon(model_dir: Path) -> Iterator[StartedDaemon]:
+    """One daemon for all tests of a module that only ask it things."""
+    with ExitStack() as held:
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="ios-")))
+        running: AbstractContextManager[StartedDaemon] = started_daemon(
+            folder, model_dirs=[model_dir]
+        )
+        daemon = held.enter_context(running)
+        daemon.wait_for_engines()
+        yield daemon
+
+
+@pytest.fixture
+def http(daemon: StartedDaemon) -> Iterator[httpx.Client]:
+    """A plain HTTP client of the module's daemon."""
+    with httpx.Client(base_url=daemon.base, timeout=60, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture
+def vulkan_environ() -> dict[str, str]:
+    """Makes Mesa's software device visible to the engine, which hides CPUs that pose as GPUs."""
+    drivers = Path("/usr/share/vulkan/icd.d")
+    present = (
+        any("lvp" in icd.name for icd in drivers.glob("*.json")) if drivers.exists() else False
+    )
+    if not present:
+        message = "Mesa's software Vulkan driver is missing: apt install mesa-vulkan-drivers"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return {"GGML_VK_VISIBLE_DEVICES": "0"}

@@ -1,0 +1,262 @@
+"""The daemon's life: start, signals, reload, ports, devices. What an operator sees."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from scripts.started_daemon import DaemonTrouble, StartedDaemon
+
+MODEL = "SmolLM2-135M-Instruct.Q4_1"
+
+
+def chat(daemon: StartedDaemon, text: str = "Say hello.", **more: Any) -> httpx.Response:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "stream": False}
+    body["options"] = {"num_predict": 8, "temperature": 0}
+    return httpx.post(f"{daemon.base}/api/chat", json={**body, **more}, timeout=60)
+
+
+def only_instance(daemon: StartedDaemon) -> Any:
+    (instance,) = daemon.status()["instances"]
+    return instance
+
+
+def end(daemon: StartedDaemon) -> float:
+    """SIGTERM it; how long it took to end, in seconds."""
+    began_s = time.monotonic()
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.process.wait(10) == 0
+    return time.monotonic() - began_s
+
+
+def test_sigterm_ends_the_daemon_and_every_child_within_five_seconds(start: Any) -> None:
+    daemon = start()
+    chat(daemon)
+    children = psutil.Process(daemon.process.pid).children(recursive=True)
+    assert children
+
+    assert end(daemon) < 5
+
+    assert not [child for child in children if child.is_running()]
+    assert not list((daemon.folder / "run").iterdir())
+
+
+def test_sigterm_in_mid_stream_ends_the_stream_with_an_error_and_still_within_five_seconds(
+    start: Any,
+) -> None:
+    daemon = start()
+    body = {"model": MODEL, "prompt": "Tell a very long story.", "options": {"num_predict": 4000}}
+    with httpx.stream("POST", f"{daemon.base}/api/generate", json=body, timeout=60) as reply:
+        lines = reply.iter_lines()
+        next(lines)
+        took_s = end(daemon)
+        last = json.loads(list(lines)[-1])
+
+    assert took_s < 5
+    assert "error" in last
+
+
+def test_kill_9_of_the_child_between_two_requests_is_invisible_to_the_second(start: Any) -> None:
+    daemon = start()
+    first = chat(daemon).json()
+    child = only_instance(daemon)["pid"]
+
+    os.kill(child, signal.SIGKILL)
+    second = chat(daemon)
+
+    assert second.status_code == 200
+    assert second.json()["message"] == first["message"]
+    assert only_instance(daemon)["pid"] != child
+
+
+def test_kill_9_of_the_daemon_takes_its_children_along(start: Any) -> None:
+    daemon = start()
+    chat(daemon)
+    child = psutil.Process(only_instance(daemon)["pid"])
+
+    daemon.process.kill()
+    daemon.process.wait()
+
+    psutil.wait_procs([child], timeout=5)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_after_kill_9_the_next_daemon_starts_in_the_same_folder(
+    start: Any, model_dir: Path
+) -> None:
+    daemon = start()
+    chat(daemon)
+    daemon.process.kill()
+    daemon.process.wait()
+
+    argv = [*daemon.process.args, "--log-format", "json"]
+    environ = {**os.environ, "INFERENCEOSD_RUNTIME_DIR": str(daemon.folder / "run")}
+    with subprocess.Popen(argv, env=environ, stderr=subprocess.DEVNULL) as process:
+        try:
+            again = StartedDaemon(process, daemon.folder)
+            again.wait_for_engines()
+            answered = chat(again).status_code
+        finally:
+            process.terminate()
+
+    assert answered == 200
+
+
+def test_a_taken_port_is_one_line_that_names_the_holder_and_the_option(
+    tmp_path: Path, start: Any
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        with pytest.raises(DaemonTrouble) as trouble:
+            start(options=["--listen", f"127.0.0.1:{port}"])
+
+    (line,) = str(trouble.value).splitlines()[1:]
+    assert f"127.0.0.1:{port} is held by" in line
+    assert f"(pid {os.getpid()})" in line
+    assert "--listen" in line
+
+
+def test_a_second_daemon_on_the_same_state_folder_names_the_first(start: Any) -> None:
+    first = start()
+
+    with pytest.raises(DaemonTrouble, match=f"another inferenceosd \\(pid {first.process.pid}\\)"):
+        start(options=["--state-dir", str(first.folder / "state")])
+
+
+def test_reload_keeps_the_pid_and_the_stream_of_an_unchanged_model(start: Any) -> None:
+    daemon = start(config="[models]\nkeep_alive = '5m'\n")
+    body = {"model": MODEL, "prompt": "Count to fifty.", "options": {"num_predict": 200}}
+    with httpx.stream("POST", f"{daemon.base}/api/generate", json=body, timeout=60) as reply:
+        lines = reply.iter_lines()
+        next(lines)
+        pid = only_instance(daemon)["pid"]
+
+        (daemon.folder / "config.toml").write_text("[models]\nkeep_alive = '10m'\n")
+        told = daemon.ctl("reload")
+        rest = [json.loads(line) for line in lines]
+
+    assert told.returncode == 0, told.stderr
+    assert rest[-1]["done"]
+    assert only_instance(daemon)["pid"] == pid
+
+
+def test_a_broken_file_leaves_the_old_settings_in_force_and_says_where(start: Any) -> None:
+    daemon = start()
+    (daemon.folder / "config.toml").write_text("[server]\nlisten = '127.0.0.1:0'\nlissten = 1\n")
+
+    told = daemon.ctl("reload")
+
+    assert told.returncode == 1
+    assert "config.toml:3" in told.stderr
+    assert "did you mean listen" in told.stderr
+    assert chat(daemon).status_code == 200
+
+
+def test_sighup_reloads_too(start: Any) -> None:
+    daemon = start()
+    (daemon.folder / "config.toml").write_text(f"[[model]]\nname = '{MODEL}'\naliases = ['smol']\n")
+
+    daemon.process.send_signal(signal.SIGHUP)
+
+    deadline_s = time.monotonic() + 10
+    while "smol" not in daemon.ctl("models", "--json").stdout:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    assert chat(daemon, model="smol").status_code == 200
+
+
+def test_a_file_that_appears_is_offered_and_one_that_is_no_model_is_named(
+    start: Any, model_dir: Path, tmp_path: Path
+) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    daemon = start(model_dirs=[models])
+
+    (models / "new.gguf").symlink_to(model_dir / f"{MODEL}.gguf")
+    (models / "pointer.gguf").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0")
+
+    deadline_s = time.monotonic() + 10
+    while not (told := json.loads(daemon.ctl("models", "--json").stdout))["models"]:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    assert [m["model"] for m in told["models"]] == ["new"]
+    assert "git-lfs" in told["broken"][0]["reason"]
+    assert chat(daemon, model="new").status_code == 200
+
+
+def test_the_software_vulkan_device_is_used_where_the_operator_says_so(
+    start: Any, vulkan_environ: dict[str, str]
+) -> None:
+    daemon = start(config='[devices."Vulkan0"]\nuse = true\n', environ=vulkan_environ)
+
+    assert chat(daemon).status_code == 200
+
+    instance = only_instance(daemon)
+    assert [share["engine_name"] for share in instance["devices"]] == ["Vulkan0"]
+    on_device = next(m for m in instance["memory"] if m["device"] != "host")
+    assert on_device["measured_bytes"] == pytest.approx(on_device["predicted_bytes"], rel=0.2)
+
+
+def test_a_device_limit_bounds_what_is_placed_on_it(
+    start: Any, vulkan_environ: dict[str, str]
+) -> None:
+    config = '[devices."Vulkan0"]\nuse = true\nlimit = "120MiB"\nreserve = "0"\n'
+    daemon = start(config=config, environ=vulkan_environ)
+
+    told = daemon.ctl("plan", MODEL, "--json")
+
+    plan = json.loads(told.stdout)["plan"]
+    ours = sum(
+        sum(v for k, v in part.items() if k.endswith("_bytes"))
+        for part in plan["predicted"]
+        if part["device_id"] != "host"
+    )
+    assert ours <= 120 << 20
+
+
+def test_status_shows_what_runs(start: Any) -> None:
+    daemon = start()
+    chat(daemon)
+
+    told = daemon.ctl("status")
+
+    assert told.returncode == 0
+    for shown in (MODEL, "ready", str(only_instance(daemon)["pid"]), "5m"):
+        assert shown in told.stdout
+
+
+def test_events_tell_why_a_model_was_unloaded(start: Any) -> None:
+    daemon = start()
+    chat(daemon, keep_alive=0)
+    deadline_s = time.monotonic() + 10
+    while daemon.status()["instances"]:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+    told = daemon.ctl("events", "--model", MODEL)
+
+    assert "its keep_alive is 0s" in told.stdout
+
+
+def test_inferenceosctl_without_a_daemon_says_so_in_one_sentence(tmp_path: Path) -> None:
+    ctl = str(Path(sys.executable).with_name("inferenceosctl"))
+
+    told = subprocess.run(
+        [ctl, "--socket", str(tmp_path / "no.sock"), "status"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert told.returncode == 1
+    assert str(tmp_path / "no.sock") in told.stderr
+    assert len(told.stderr.splitlines()) == 1
