@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +26,7 @@ FLUSH_S = 0.1  # cadence of the writer: one transaction a batch, an insert alone
 MAX_PENDING = 10_000  # events held while the disk is slow; beyond it the oldest are dropped
 MAX_EVENTS = 100_000  # rows kept; at a thousand events a day that is three months
 PRUNE_EVERY = 1_000  # writes between two looks at the row count
+BUSY_S = 5.0  # a wait for whoever else has the file open, such as a backup
 
 Fact = str | int | float | bool | None
 T = TypeVar("T")
@@ -55,6 +56,7 @@ class Journal:
         self._thread = thread
         self._pending: deque[Event] = deque(maxlen=MAX_PENDING)
         self._wake = asyncio.Event()
+        self._dropped = 0
         self._db: Database | None = None
         self._written = 0
         self._failing = False
@@ -69,6 +71,7 @@ class Journal:
         **facts: Fact,
     ) -> None:
         """Note an event; it is on disk within about FLUSH_S."""
+        self._dropped += len(self._pending) == MAX_PENDING
         self._pending.append(Event(time.time(), kind, model_id, instance_id, reason, facts))
         self._wake.set()
 
@@ -88,18 +91,26 @@ class Journal:
             await asyncio.sleep(FLUSH_S)
 
     async def _flush(self) -> None:
-        batch = [self._pending.popleft() for _ in range(len(self._pending))]
-        if batch:
+        if batch := self._taken():
             await self._call(lambda: self._insert(batch))
 
     async def _call(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        # Shielded: cancelled before its turn, the work would be dropped, and the batch in it.
+        loop = asyncio.get_running_loop()
+        return await asyncio.shield(loop.run_in_executor(self._thread, work))
 
-    def finish(self) -> None:
-        """Write what is pending and close, in the writer's thread; waits for it, under a second."""
+    def _taken(self) -> list[Event]:
+        """What is pending; says how much was dropped before it."""
         batch = list(self._pending)
         self._pending.clear()
-        if batch:
+        if self._dropped:
+            log.warning("journal.overrun", events=self._dropped)
+            self._dropped = 0
+        return batch
+
+    def finish(self) -> None:
+        """Have the thread write what is pending and close; its own end waits for both."""
+        if batch := self._taken():
             self._thread.submit(self._insert, batch)
         self._thread.submit(self._close)
 
@@ -177,16 +188,19 @@ def _open_or_set_aside(path: Path) -> Database:
 
 
 def _prepared(path: Path) -> Database:
-    db = Database(sqlite3.connect(path, timeout=5.0))
-    db.enable_wal()
-    columns = {
-        "id": int, "at": float, "kind": str, "model_id": str,
-        "instance_id": str, "reason": str, "facts": str,
-    }  # fmt: skip
-    events = db.table("events")
-    events.create(columns, pk="id", if_not_exists=True)
-    events.create_index(["model_id", "at"], if_not_exists=True)
-    return db
+    with ExitStack() as undone:
+        db = Database(sqlite3.connect(path, timeout=BUSY_S))
+        undone.callback(db.close)
+        db.enable_wal()
+        columns = {
+            "id": int, "at": float, "kind": str, "model_id": str,
+            "instance_id": str, "reason": str, "facts": str,
+        }  # fmt: skip
+        events = db.table("events")
+        events.create(columns, pk="id", if_not_exists=True)
+        events.create_index(["model_id", "at"], if_not_exists=True)
+        undone.pop_all()
+        return db
 
 
 def _row(event: Event) -> dict[str, Fact]:
