@@ -196,7 +196,7 @@ def _own_builds(engines_dir: Path) -> Iterator[list[Path]]:
     """Per backend its binaries: `current` first, then the other builds, newest first."""
     for backend in sorted(engines_dir.glob("*")):  # glob passes over what may not be read
         builds = [b for b in backend.glob(f"[!.]*/bin/{BINARY}") if b.parts[-3] != "current"]
-        builds.sort(key=os.path.getmtime, reverse=True)
+        builds.sort(key=lambda path: path.lstat().st_mtime, reverse=True)  # a dangling link too
         current = backend / "current" / "bin" / BINARY
         yield [current, *builds] if os.path.exists(current) else builds
 

@@ -1,15 +1,12 @@
 """The models on offer: GGUF files in the configured folders, named by their paths.
 
 Owns what is known of files between scans. A scan is a sweep of stat calls; only what changed is
-read again, in one thread of its own, and the outcome replaces the old one whole.
+read again, in a thread of its own, and the outcome replaces the old one whole.
 """
 
-import asyncio
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 
 import structlog
 
@@ -18,14 +15,13 @@ from planners.model import BrokenFile, ModelId, ModelInfo, ModelSettings, Served
 from planners.settings import ModelRule
 from supervisor.gguf_files import ModelFile, file_at, read_model, stat_of, sweep
 from supervisor.listing import Files, Listing, Offer, folded, listed
-
-log = structlog.get_logger(__name__)
+from supervisor.patience import NoAnswer, PatientReader
 
 SCAN_S = 60.0  # a scan that takes longer hangs on a file system that does not answer
 SETTLED_S = 60.0  # a truncated file that was written this recently may still grow
-
-
 EMPTY = Listing(models={}, names={}, broken=())
+
+log = structlog.get_logger(__name__)
 
 
 class Catalogue:
@@ -37,20 +33,7 @@ class Catalogue:
         self._offer = Offer(dirs, rules, defaults)
         self._listing = EMPTY
         self._library = _Library()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="catalogue")
-        self._reading: tuple[Offer, asyncio.Future[Listing]] | None = None
-
-    def __enter__(self) -> "Catalogue":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        # Not waited for: a read from a dead network disk may never return.
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._reader = PatientReader("catalogue", self._read, limit_s=SCAN_S)
 
     @property
     def models(self) -> Mapping[ModelId, ServedModel]:
@@ -79,27 +62,20 @@ class Catalogue:
     async def scan(self) -> bool:
         """Look at the folders again; True where a model or a broken file came, went or changed."""
         try:
-            async with asyncio.timeout(SCAN_S):
-                listing = await self._read()
-        except TimeoutError:
+            offer, listing = await self._reader.read()
+            while offer is not self._offer:  # it was under way when the offer changed
+                offer, listing = await self._reader.read()
+        except NoAnswer:
             log.warning("catalogue.stalled", waited_s=SCAN_S, dirs=self._offer.dirs)
             return False
         before, self._listing = self._listing, listing
         _log_changes(before, listing)
         return listing != before
 
-    async def _read(self) -> Listing:
-        """A listing by the offer in force. A read under way is joined, so that none piles up."""
-        while True:
-            offer = self._offer
-            if self._reading is None or self._reading[1].done():
-                loop = asyncio.get_running_loop()
-                future = loop.run_in_executor(self._thread, self._library.listing, offer)
-                self._reading = (offer, future)
-            read_for, future = self._reading
-            listing = await asyncio.shield(future)
-            if read_for is self._offer:
-                return listing
+    def _read(self) -> tuple[Offer, Listing]:
+        """What the offer in force comes to, and that offer. Blocking, in the reader's thread."""
+        offer = self._offer
+        return offer, self._library.listing(offer)
 
 
 def _log_changes(before: Listing, after: Listing) -> None:

@@ -4,25 +4,25 @@ Two steps, since an engine may weigh a gigabyte: sizes, times and inodes give th
 the content gives the verdict. Only what was asked for in this round is kept.
 """
 
-import asyncio
 import hashlib
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import structlog
 
+from supervisor.patience import NoAnswer, PatientReader
 from supervisor.trial import TrialFailed
-
-log = structlog.get_logger()
 
 SCHEMA = 1
 HASH_S = 120.0  # a gigabyte from a slow disk
 
 Env = tuple[tuple[str, str], ...]
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +117,12 @@ def _stat_key(paths: list[Path]) -> str:
 
 
 async def _hashed(paths: list[Path], *, binary: str) -> str:
-    loop = asyncio.get_running_loop()
-    reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-hash")
+    reader = PatientReader("engine", partial(_content_id, paths), limit_s=HASH_S)
     try:
-        async with asyncio.timeout(HASH_S):
-            return await loop.run_in_executor(reader, _content_id, paths)
-    except TimeoutError as exc:
+        return await reader.read()
+    except NoAnswer as exc:
         reason = f"could not be read within {HASH_S:g} s"
         raise TrialFailed(path=binary, reason=reason) from exc
-    finally:
-        reader.shutdown(wait=False, cancel_futures=True)
 
 
 def _content_id(paths: list[Path]) -> str:

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from planners.ggml.header import GgufHeader
+from planners.ggml.header import MAX_HEADER_BYTES, GgufHeader
 from planners.gguf import GgufError, GgufKind, NeedMore, model_info, read_header
 from planners.model import BrokenFile, ModelInfo
 
@@ -17,7 +17,6 @@ SUFFIX = ".gguf"
 MAX_DEPTH = 16  # folders below a configured one; a Hugging Face cache nests four
 MAX_ENTRIES = 200_000  # directory entries looked at in one sweep
 FIRST_READ_BYTES = 1 << 20  # holds the header of models with small vocabularies
-MAX_HEADER_BYTES = 256 << 20  # ten times the largest header known
 
 _PART = re.compile(r"(?P<base>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})", re.DOTALL)
 
@@ -130,12 +129,12 @@ def stat_of(path: str) -> FileStat | str:
     return FileStat(path, found.st_size, found.st_mtime_ns, found.st_dev, found.st_ino)
 
 
-def read_model(file: ModelFile, *, max_header_bytes: int = MAX_HEADER_BYTES) -> ModelInfo:
+def read_model(file: ModelFile) -> ModelInfo:
     """What the model is. Raises GgufError; OSError where the disk does."""
-    return model_info([_header(part.path, max_header_bytes) for part in file.parts])
+    return model_info([_header(part.path) for part in file.parts])
 
 
-def _header(path: str, max_bytes: int) -> GgufHeader:
+def _header(path: str) -> GgufHeader:
     # Read, not mapped: a file that shrinks under a mapping kills the process with SIGBUS.
     with open(path, "rb", opener=_open_at_once) as stream:
         file_bytes = os.fstat(stream.fileno()).st_size
@@ -148,11 +147,8 @@ def _header(path: str, max_bytes: int) -> GgufHeader:
                 if len(head) < wanted_bytes:
                     why = f"truncated: it ends at byte {len(head)}"
                     raise GgufError(GgufKind.TRUNCATED, why) from exc
-                if len(head) >= max_bytes:
-                    why = f"absurd: a header of more than {max_bytes} bytes"
-                    raise GgufError(GgufKind.ABSURD, why) from exc
                 # At least fourfold, so that a header costs few attempts.
-                wanted_bytes = min(max(exc.wanted_bytes, 4 * len(head)), max_bytes)
+                wanted_bytes = min(max(exc.wanted_bytes, 4 * len(head)), MAX_HEADER_BYTES)
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -10,7 +10,7 @@ from supervisor.gguf_files import FileStat, ModelFile
 from supervisor.projectors import is_projector_name, projector_for
 
 _MODEL_TYPES = (None, "model")
-"""`general.type` of files that can be served; "adapter", "imatrix" and others cannot."""
+"""`general.type` of files that can be served; "imatrix" and others cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,9 @@ class _Shelf:
         projectors: list[ModelFile] = []
         for file, rule in self._candidates():
             info = self._files.infos[file.path]
-            is_projector = is_projector_name(file.stem)
             if isinstance(info, BrokenFile):
                 self._broken.append(info)
-            elif rule is None and (is_projector or info.architecture == "clip"):
+            elif rule is None and (info.is_projector or is_projector_name(file.stem)):
                 projectors.append(file)
             elif (reason := _why_no_model(info)) is not None:
                 self._broken.append(BrokenFile(file.path, reason))
@@ -205,11 +204,11 @@ def _companions(settings: ModelSettings) -> Iterator[tuple[str, str]]:
 
 
 def _why_no_model(info: ModelInfo) -> str | None:
-    kind = dict(info.metadata).get("general.type")
-    if info.architecture == "clip":
+    if info.is_projector:
         return "a projector, not a model: name it as mmproj of one"
-    if kind == "adapter":
+    if info.is_adapter:
         return "a LoRA adapter, not a model: name it as lora of one"
+    kind = dict(info.metadata).get("general.type")
     return None if kind in _MODEL_TYPES else f"holds {kind}, not a model"
 
 

@@ -19,13 +19,14 @@ from planners.settings import PlacementRules
 from supervisor.devices.amd import AmdSource
 from supervisor.devices.apple import AppleSource
 from supervisor.devices.engine import EngineSource
-from supervisor.devices.host import ROOT, HostSource
+from supervisor.devices.host import HostSource
 from supervisor.devices.identity import devices_of
+from supervisor.devices.kernel_files import ROOT
 from supervisor.devices.nvidia import NvidiaSource
-from supervisor.devices.patience import NoAnswer, PatientReader
 from supervisor.devices.rules import ruled_device, ruled_host, sharing, unmatched, unserved
 from supervisor.devices.sighting import DeviceSource, Reading, Sighting
 from supervisor.errors import SupervisorError
+from supervisor.patience import NoAnswer, PatientReader
 from supervisor.trial import list_devices
 
 READ_S = 5.0  # NVML's first start wakes every card: seconds on a large machine

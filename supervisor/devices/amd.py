@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from planners.hardware import DeviceKind
-from supervisor.devices.host import ROOT, text_of
+from supervisor.devices.kernel_files import ROOT, text_of
 from supervisor.devices.sighting import Reading, Sighting, kind_by_name
 
 try:
@@ -45,24 +45,12 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def _card(folder: Path, name: str) -> Sighting:
-    vram_total, vram_used = (
-        _bytes(folder / "mem_info_vram_total"),
-        _bytes(folder / "mem_info_vram_used"),
-    )
-    gtt_total, gtt_used = (
-        _bytes(folder / "mem_info_gtt_total"),
-        _bytes(folder / "mem_info_gtt_used"),
-    )
     kind = kind_by_name(name)
+    total, used = (_bytes(folder / f"mem_info_vram_{what}") for what in ("total", "used"))
     if kind is DeviceKind.INTEGRATED:
         # VRAM is only the firmware's carve-out; the GTT lends an APU host memory just as fast.
-        return _sighting(folder, name, kind, _sum(vram_total, gtt_total), _sum(vram_used, gtt_used))
-    return _sighting(folder, name, kind, vram_total, vram_used)
-
-
-def _sighting(
-    folder: Path, name: str, kind: DeviceKind, total: int | None, used: int | None
-) -> Sighting:
+        total = _sum(total, _bytes(folder / "mem_info_gtt_total"))
+        used = _sum(used, _bytes(folder / "mem_info_gtt_used"))
     return Sighting(
         source=AmdSource.name,
         name=name,
@@ -76,7 +64,7 @@ def _sighting(
 def _pci(folder: Path) -> str:
     """The address, from uevent's "PCI_SLOT_NAME=0000:03:00.0"."""
     pairs = (line.partition("=") for line in text_of(folder / "uevent").splitlines())
-    return dict((key, value) for key, _, value in pairs).get("PCI_SLOT_NAME", "").lower()
+    return {key: value for key, _, value in pairs}.get("PCI_SLOT_NAME", "").lower()
 
 
 def _names() -> tuple[dict[str, str], tuple[str, ...]]:

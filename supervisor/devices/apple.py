@@ -11,9 +11,7 @@ from supervisor.devices.sighting import Reading, Sighting
 
 _SYSCTL = ("/usr/sbin/sysctl", "hw.memsize", "iogpu.wired_limit_mb", "machdep.cpu.brand_string")
 _SYSCTL_S = 5.0
-_SMALL_BYTES = (
-    36 * GIB
-)  # Metal lets the GPU wire 2/3 of the memory up to here, 3/4 above (measured by many)
+_SMALL_BYTES = 36 * GIB  # up to here Metal lets the GPU wire 2/3 of the memory, above it 3/4
 
 
 class AppleSource:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from supervisor.devices.kernel_files import text_of
+
 _NO_LIMIT_BYTES = 1 << 60  # v1 writes 2^63 rounded down to a page
 
 
@@ -42,9 +44,8 @@ def cpu_quota(root: Path) -> float | None:
 
 def _v2_bound(group: Path) -> MemoryBound | None:
     # memory.high counts as a limit: past it the kernel throttles a process until it hardly runs.
-    limits = [
-        n for name in ("memory.max", "memory.high") if (n := _number(group / name)) is not None
-    ]
+    told = (_number(group / name) for name in ("memory.max", "memory.high"))
+    limits = [limit for limit in told if limit is not None]
     used = _number(group / "memory.current")
     if not limits or used is None:
         return None
@@ -58,14 +59,13 @@ def _v1_bound(group: Path) -> MemoryBound | None:
     used = _number(group / "memory.usage_in_bytes")
     if limit is None or used is None or limit >= _NO_LIMIT_BYTES:
         return None
-    reclaimable = _stat(group).get(
-        "total_inactive_file", 0
-    )  # total_: children included, as in usage
+    # total_: children included, as in usage.
+    reclaimable = _stat(group).get("total_inactive_file", 0)
     return MemoryBound(limit_bytes=limit, used_bytes=max(0, used - reclaimable))
 
 
 def _v2_quota(group: Path) -> float | None:
-    match = re.fullmatch(r"(\d+) (\d+)\s*", _text(group / "cpu.max"))
+    match = re.fullmatch(r"(\d+) (\d+)\s*", text_of(group / "cpu.max"))
     return int(match[1]) / int(match[2]) if match and int(match[2]) else None
 
 
@@ -91,13 +91,13 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
 
 def _own_paths(root: Path) -> dict[str, str]:
     """Controller → our path in its hierarchy; v2's under ""."""
-    lines = (line.split(":", 2) for line in _text(root / "proc/self/cgroup").splitlines())
+    lines = (line.split(":", 2) for line in text_of(root / "proc/self/cgroup").splitlines())
     return {c: parts[2] for parts in lines if len(parts) == 3 for c in parts[1].split(",")}
 
 
 def _mounts(root: Path, controller: str) -> Iterator[tuple[int, str, str]]:
     """(version, root of the mount, mount point) of hierarchies that may hold the controller."""
-    for line in _text(root / "proc/self/mountinfo").splitlines():
+    for line in text_of(root / "proc/self/mountinfo").splitlines():
         mount, _, filesystem = line.partition(" - ")
         fields, kind = mount.split(), filesystem.split()
         if len(fields) < 5 or len(kind) < 3:
@@ -110,28 +110,16 @@ def _mounts(root: Path, controller: str) -> Iterator[tuple[int, str, str]]:
 
 def _inside(own: str, mount_root: str) -> PurePosixPath:
     path, top = PurePosixPath(own), PurePosixPath(mount_root)
-    return (
-        path.relative_to(top)
-        if path.is_relative_to(top) and ".." not in path.parts
-        else PurePosixPath()
-    )
+    is_visible = path.is_relative_to(top) and ".." not in path.parts
+    return path.relative_to(top) if is_visible else PurePosixPath()
 
 
 def _stat(group: Path) -> dict[str, int]:
-    return {
-        k: int(v)
-        for k, v in re.findall(r"^(\w+) (\d+)$", _text(group / "memory.stat"), re.MULTILINE)
-    }
+    pairs = re.findall(r"^(\w+) (\d+)$", text_of(group / "memory.stat"), re.MULTILINE)
+    return {key: int(value) for key, value in pairs}
 
 
 def _number(path: Path) -> int | None:
     """The number in a file; None for "max", for nonsense and where there is no such file."""
-    text = _text(path).strip()
+    text = text_of(path).strip()
     return int(text) if re.fullmatch(r"-?\d{1,20}", text) else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

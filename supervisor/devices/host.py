@@ -4,15 +4,17 @@ import hashlib
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
 from planners.hardware import Host
 from supervisor.devices.cgroup import cpu_quota, memory_bounds
+from supervisor.devices.kernel_files import ROOT, text_of
 
-ROOT = Path("/")
+Cpu = Mapping[str, str]
+"""One block of /proc/cpuinfo."""
 
 
 class HostSource:
@@ -24,21 +26,22 @@ class HostSource:
         self._root = root
 
     def read(self) -> Host:
-        """The host at this moment; takes well under a millisecond, and may block."""
+        """The host at this moment. May block."""
         total_bytes, available_bytes = _meminfo(self._root) or _psutil_memory()
         bounds = memory_bounds(self._root)
         limit_bytes = min((b.limit_bytes for b in bounds), default=None)
         if limit_bytes is not None and limit_bytes >= total_bytes:
             limit_bytes = None  # v1 spells "no limit" as a number near 2^63
         headrooms = (max(0, b.limit_bytes - b.used_bytes) for b in bounds)
-        cores, physical = _cores(self._root)
+        cpus = _cpuinfo(self._root)
+        cores, physical = _cores(self._root, cpus)
         return Host(
             total_bytes=total_bytes if limit_bytes is None else limit_bytes,
             available_bytes=min((available_bytes, *headrooms)),
             cgroup_limit_bytes=limit_bytes,
             n_cores=cores,
             n_physical_cores=physical,
-            cpu_name=_cpu_name(self._root),
+            cpu_name=_cpu_name(cpus),
             psi_some_avg10=_pressure(self._root),
         )
 
@@ -53,14 +56,6 @@ def cpu_identity(root: Path = ROOT) -> str:
     ]
     told = facts or [platform.machine(), platform.processor()]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
-
-
-def text_of(path: Path) -> str:
-    """A file of /proc or /sys, "" where it is absent or refused (PSI may be switched off)."""
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def _meminfo(root: Path) -> tuple[int, int] | None:
@@ -81,10 +76,10 @@ def _pressure(root: Path) -> float | None:
     return float(match[1]) if match else None
 
 
-def _cores(root: Path) -> tuple[int, int]:
+def _cores(root: Path, cpus: Sequence[Cpu]) -> tuple[int, int]:
     """(logical, physical) cores that this process may use, each at least 1."""
     allowed = _allowed_cpus(root)
-    physical = _physical_cores(root, allowed)
+    physical = _physical_cores(cpus, allowed)
     n_allowed = len(allowed) if allowed else os.cpu_count() or 1
     quota = cpu_quota(root)
     n_cores = n_allowed if quota is None else min(n_allowed, max(1, int(quota)))
@@ -103,25 +98,25 @@ def _numbers(ranges: str) -> Iterator[int]:
         yield from range(int(first), int(last or first) + 1)
 
 
-def _physical_cores(root: Path, allowed: frozenset[int]) -> int:
+def _physical_cores(cpus: Sequence[Cpu], allowed: frozenset[int]) -> int:
     """Distinct cores among the allowed CPUs; 0 where cpuinfo does not tell (ARM)."""
     cores = {
         (cpu.get("physical id", "0"), cpu["core id"])
-        for cpu in _cpuinfo(root)
+        for cpu in cpus
         if "core id" in cpu and (not allowed or int(cpu.get("processor", "0")) in allowed)
     }
     return len(cores)
 
 
-def _cpu_name(root: Path) -> str:
-    for cpu in _cpuinfo(root):
+def _cpu_name(cpus: Sequence[Cpu]) -> str:
+    for cpu in cpus:
         for key in ("model name", "Hardware", "cpu model", "cpu"):
             if key in cpu:
                 return cpu[key]
     return platform.processor() or platform.machine() or "unknown"
 
 
-def _cpuinfo(root: Path) -> list[dict[str, str]]:
+def _cpuinfo(root: Path) -> list[Cpu]:
     blocks = text_of(root / "proc/cpuinfo").strip().split("\n\n")
     pairs = ([line.partition(":") for line in block.splitlines()] for block in blocks)
     return [{key.strip(): value.strip() for key, _, value in lines if value} for lines in pairs]

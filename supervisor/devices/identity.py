@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from planners.hardware import Device, DeviceId, DeviceKind
-from supervisor.devices.sighting import Sighting
+from supervisor.devices.sighting import SOFTWARE, Sighting
 
 _NEAR = 0.1  # engines report a card's usable memory, up to a tenth less than the vendor does
 _VENDORS = (
@@ -17,7 +17,7 @@ _VENDORS = (
     ("amd", r"\bamd\b|radeon|instinct|radv|^amdgpu$"),
     ("intel", r"intel|\barc\b"),
     ("apple", r"\bapple\b"),
-    ("software", r"llvmpipe|lavapipe|swiftshader|softpipe"),
+    ("software", "|".join(SOFTWARE)),
 )
 _KINDS = (
     DeviceKind.SOFTWARE,

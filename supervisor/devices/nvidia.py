@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planners.hardware import DeviceKind
-from supervisor.devices.host import ROOT, text_of
+from supervisor.devices.kernel_files import ROOT, text_of
 from supervisor.devices.sighting import Reading, Sighting, kind_by_name
 
 try:

@@ -38,11 +38,12 @@ class DeviceSource(Protocol):
     name: str
 
     def read(self) -> Reading:
-        """What is there now. May block or hang: supervisor.devices.patience runs it."""
+        """What is there now. May block or hang: supervisor.patience runs it."""
         ...
 
 
-_SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "softpipe")
+SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "softpipe")
+"""CPUs that pose as GPUs."""
 _INTEGRATED = (
     "radeon graphics", "radeon(tm) graphics", "radeon vega", "780m", "760m", "740m", "680m", "660m",
     "880m", "890m", "8050s", "8060s", "uhd graphics", "hd graphics", "iris", "arc(tm) graphics",
@@ -64,7 +65,7 @@ _DISCRETE = (
 def kind_by_name(name: str) -> DeviceKind:
     """What a device is, by what its drivers call it: no source of ours says it in any other way."""
     lower = name.lower()
-    if any(word in lower for word in _SOFTWARE):
+    if any(word in lower for word in SOFTWARE):
         return DeviceKind.SOFTWARE
     if any(word in lower for word in _INTEGRATED):
         return DeviceKind.INTEGRATED

@@ -1,15 +1,18 @@
-"""Writes GGUF files of any shape, tensors left as holes of zeros: what the parser's tests read."""
+"""Writes GGUF files of any shape, their tensors holes of zeros: for all that reads headers."""
 
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
+from pathlib import Path
 
 from planners.ggml.types import TENSOR_TYPES
 
 Value = str | int | float | bool | Sequence[str] | Sequence[int]
 
 _U32, _I32, _F32, _BOOL, _TEXT, _ARRAY, _U64 = 4, 5, 6, 7, 8, 9, 10
+_WIDTH = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +26,7 @@ class Hole:
     @property
     def n_bytes(self) -> int:
         """As ggml counts."""
-        count = 1
-        for length in self.shape:
-            count *= length
-        return TENSOR_TYPES[self.type_number].row_bytes(count)
+        return TENSOR_TYPES[self.type_number].row_bytes(prod(self.shape))
 
 
 def gguf_header(
@@ -47,6 +47,42 @@ def gguf_header(
 def file_size(header: bytes, holes: Sequence[Hole]) -> int:
     """Bytes of the whole file."""
     return _aligned(len(header)) + sum(_aligned(hole.n_bytes) for hole in holes)
+
+
+def gguf(
+    architecture: str = "llama", *, pairs: Mapping[str, Value] | None = None, block: int = 0
+) -> bytes:
+    """A whole file of one small block; `pairs` are added to its metadata."""
+    metadata: dict[str, Value] = {
+        "general.architecture": architecture,
+        f"{architecture}.block_count": 1,
+        f"{architecture}.context_length": 128,
+        f"{architecture}.embedding_length": _WIDTH,
+        f"{architecture}.attention.head_count": 4,
+        f"{architecture}.feed_forward_length": _WIDTH,
+        **(pairs or {}),
+    }
+    names = ("token_embd.weight", f"blk.{block}.attn_q.weight", "output.weight")
+    holes = [Hole(name, (_WIDTH, _WIDTH)) for name in names]
+    header = gguf_header(metadata, holes)
+    return header.ljust(file_size(header, holes), b"\0")
+
+
+def split_gguf(count: int) -> list[bytes]:
+    """A model in `count` parts, each with a block of its own."""
+    parts = []
+    for number in range(count):
+        pairs = {"split.no": number, "split.count": count, "llama.block_count": count}
+        parts.append(gguf(pairs=pairs, block=number))
+    return parts
+
+
+def put(folder: Path, name: str, data: bytes | None = None) -> Path:
+    """The file `name` below `folder`, written whole; a small llama where nothing is told."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gguf() if data is None else data)
+    return path
 
 
 def text_array(count: int, *, length: int) -> bytes:

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,39 +11,32 @@ import pytest
 from planners.model import ModelId, ModelSettings, ServedModel
 from planners.settings import ModelRule
 from supervisor.catalogue import Catalogue
-from tests.fakes.gguf_files import gguf, put, split_gguf
+from tests.fakes.gguf_writer import gguf, put, split_gguf
+from tests.fakes.machines import PLAIN
 
-DEFAULTS = ModelSettings(
-    context=None,
-    parallel=None,
-    pin=False,
-    keep_alive_s=300.0,
-    flags=(),
-    mmproj_path=None,
-    draft_path=None,
-    lora_paths=(),
-)
-PINNED = replace(DEFAULTS, pin=True)
+PINNED = replace(PLAIN, pin=True)
 
 
 def rule(
-    name: str, path: Path | None = None, *, aliases: tuple[str, ...] = (), **settings: object
+    name: str,
+    path: Path | None = None,
+    *,
+    aliases: tuple[str, ...] = (),
+    settings: ModelSettings = PLAIN,
 ) -> ModelRule:
-    changed = replace(DEFAULTS, **settings)  # type: ignore[arg-type]  # the callers' own fields
-    return ModelRule(ModelId(name), None if path is None else str(path), aliases, changed)
+    return ModelRule(ModelId(name), None if path is None else str(path), aliases, settings)
 
 
 @pytest.fixture
-async def catalogue(tmp_path: Path) -> AsyncIterator[Catalogue]:
+def catalogue(tmp_path: Path) -> Catalogue:
     """Of one folder, without rules, not scanned yet."""
-    with Catalogue(dirs=(str(tmp_path),), rules=(), defaults=DEFAULTS) as found:
-        yield found
+    return Catalogue(dirs=(str(tmp_path),), rules=(), defaults=PLAIN)
 
 
 async def scanned(*dirs: Path, rules: tuple[ModelRule, ...] = ()) -> Catalogue:
-    with Catalogue(dirs=tuple(map(str, dirs)), rules=rules, defaults=DEFAULTS) as catalogue:
-        async with asyncio.timeout(10):
-            await catalogue.scan()
+    catalogue = Catalogue(dirs=tuple(map(str, dirs)), rules=rules, defaults=PLAIN)
+    async with asyncio.timeout(10):
+        await catalogue.scan()
     return catalogue
 
 
@@ -63,7 +56,7 @@ async def test_a_gguf_file_is_served_under_its_path(tmp_path: Path) -> None:
     catalogue = await scanned(tmp_path)
 
     model = catalogue.models[ModelId("org/Tiny")]
-    assert (model.path, model.settings, model.aliases) == (str(path), DEFAULTS, ())
+    assert (model.path, model.settings, model.aliases) == (str(path), PLAIN, ())
     assert model.size_bytes == path.stat().st_size
     assert model.modified_at == pytest.approx(path.stat().st_mtime)
     assert model.info.architecture == "llama"
@@ -111,7 +104,9 @@ async def test_the_first_folder_wins_a_name_and_the_other_is_reported(tmp_path: 
 async def test_a_rule_by_name_gives_its_settings(tmp_path: Path) -> None:
     put(tmp_path, "Tiny.gguf")
 
-    catalogue = await scanned(tmp_path, rules=(rule("tiny", context=512, pin=True),))
+    catalogue = await scanned(
+        tmp_path, rules=(rule("tiny", settings=replace(PLAIN, context=512, pin=True)),)
+    )
 
     settings = found(catalogue, "Tiny").settings
     assert (settings.context, settings.pin, settings.keep_alive_s) == (512, True, 300.0)
@@ -130,7 +125,9 @@ async def test_a_rule_with_a_path_serves_that_file_under_its_own_name_only(tmp_p
 async def test_two_rules_may_serve_one_file(tmp_path: Path) -> None:
     path = put(tmp_path, "Tiny.gguf")
 
-    catalogue = await scanned(tmp_path, rules=(rule("a", path), rule("b", path, context=64)))
+    catalogue = await scanned(
+        tmp_path, rules=(rule("a", path), rule("b", path, settings=replace(PLAIN, context=64)))
+    )
 
     assert {name: m.path for name, m in catalogue.models.items()} == {
         "a": str(path),
@@ -158,17 +155,21 @@ async def test_a_rule_for_a_broken_file_is_not_reported_a_second_time(tmp_path: 
     assert list(reasons(catalogue)) == ["bad.gguf"]
 
 
-@pytest.mark.parametrize("what", ["draft_path", "mmproj_path", "lora_paths"])
+@pytest.mark.parametrize(
+    "needing",
+    [
+        pytest.param(lambda path: replace(PLAIN, draft_path=path), id="draft model"),
+        pytest.param(lambda path: replace(PLAIN, mmproj_path=path), id="projector"),
+        pytest.param(lambda path: replace(PLAIN, lora_paths=(path,)), id="LoRA adapter"),
+    ],
+)
 async def test_a_model_whose_companion_is_missing_is_reported_with_its_name(
-    tmp_path: Path, what: str
+    tmp_path: Path, needing: Callable[[str], ModelSettings]
 ) -> None:
     path = put(tmp_path, "m.gguf")
     missing = str(tmp_path / "missing")
-    plain = rule("m", path)
-    companion = {what: (missing,) if what == "lora_paths" else missing}
-    settings = replace(DEFAULTS, **companion)  # type: ignore[arg-type]  # the fields differ in type
 
-    catalogue = await scanned(tmp_path, rules=(replace(plain, settings=settings),))
+    catalogue = await scanned(tmp_path, rules=(rule("m", path, settings=needing(missing)),))
 
     assert catalogue.models == {}
     assert f"{missing}: no such file or directory" in reasons(catalogue)["m.gguf"]
@@ -203,7 +204,9 @@ async def test_an_explicit_projector_wins(tmp_path: Path) -> None:
     put(tmp_path, "mmproj-F16.gguf", gguf("clip"))
     own = put(tmp_path, "other/eyes.gguf", gguf("clip"))
 
-    catalogue = await scanned(tmp_path, rules=(rule("m", mmproj_path=str(own)),))
+    catalogue = await scanned(
+        tmp_path, rules=(rule("m", settings=replace(PLAIN, mmproj_path=str(own))),)
+    )
 
     assert found(catalogue, "m").settings.mmproj_path == str(own)
 
@@ -223,7 +226,9 @@ async def test_an_adapter_is_no_model_and_no_fault_where_a_rule_uses_it(tmp_path
     used = put(tmp_path, "used.gguf", gguf(pairs={"general.type": "adapter"}))
     put(tmp_path, "stray.gguf", gguf(pairs={"general.type": "adapter"}))
 
-    catalogue = await scanned(tmp_path, rules=(rule("m", lora_paths=(str(used),)),))
+    catalogue = await scanned(
+        tmp_path, rules=(rule("m", settings=replace(PLAIN, lora_paths=(str(used),))),)
+    )
 
     assert list(catalogue.models) == ["m"]
     assert reasons(catalogue) == {
@@ -235,7 +240,9 @@ async def test_a_draft_that_is_a_model_stays_on_offer(tmp_path: Path) -> None:
     put(tmp_path, "big.gguf")
     small = put(tmp_path, "small.gguf")
 
-    catalogue = await scanned(tmp_path, rules=(rule("big", draft_path=str(small)),))
+    catalogue = await scanned(
+        tmp_path, rules=(rule("big", settings=replace(PLAIN, draft_path=str(small))),)
+    )
 
     assert sorted(catalogue.models) == ["big", "small"]
 
@@ -344,7 +351,7 @@ async def test_reconfiguring_takes_effect_with_the_next_scan(
     await catalogue.scan()
 
     catalogue.reconfigure(dirs=(str(tmp_path),), rules=(), defaults=PINNED)
-    assert found(catalogue, "m").settings == DEFAULTS
+    assert found(catalogue, "m").settings == PLAIN
     assert await catalogue.scan() is True
 
     assert found(catalogue, "m").settings == PINNED

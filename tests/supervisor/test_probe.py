@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from supervisor.backends import find_engines
 from supervisor.devices.sighting import DeviceSource, Reading, Sighting
 from supervisor.probe import HardwareProbe
 from supervisor.trial import parse_devices
+from tests.fakes.machines import RULES
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "hardware"
 MACHINE = FIXTURES / "container-cgroup-v2"
@@ -78,16 +80,8 @@ def engine(tmp_path: Path) -> Callable[..., Engine]:
 
 
 def rules(*devices: DeviceRule) -> PlacementRules:
-    return PlacementRules(
-        devices=devices,
-        memory=MemoryRule(limit_bytes=8 * GIB, reserve_bytes=GIB),
-        device_reserve_bytes=GIB,
-        context=None,
-        parallel=None,
-        type_k="f16",
-        type_v="f16",
-        backends=(),
-    )
+    memory = MemoryRule(limit_bytes=8 * GIB, reserve_bytes=GIB)
+    return replace(RULES, devices=devices, memory=memory, device_reserve_bytes=GIB)
 
 
 def probe(
@@ -131,7 +125,7 @@ async def test_a_source_that_hangs_is_a_note_and_the_others_are_read() -> None:
 
     assert time.monotonic() - begun_s < 5
     assert [device.name for device in profile.devices] == ["NVIDIA GeForce RTX 4090"]
-    assert profile.notes[0] == "nvml: no answer within 0.2 s; its driver may hang"
+    assert profile.notes[0] == "nvml: no answer within 0.2 s; its driver or disk may hang"
     hung.let_go.set()
 
 

@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 
 from planners.hardware import Device, DeviceId, DeviceKind, Host
 from planners.settings import DeviceRule, MemoryRule, PlacementRules
 from planners.sizes import GIB
 from supervisor.devices.rules import ruled_device, ruled_host, sharing, unmatched, unserved
+from tests.fakes.machines import LLVMPIPE, RULES
 
 CARD = Device(
     device_id=DeviceId("pci:0000:01:00.0"),
@@ -12,14 +15,6 @@ CARD = Device(
     engine_names=(("cuda", "CUDA0"), ("vulkan", "Vulkan1")),
     total_bytes=24 * GIB,
     free_bytes=20 * GIB,
-)
-SOFTWARE = Device(
-    device_id=DeviceId("vulkan:Vulkan0"),
-    kind=DeviceKind.SOFTWARE,
-    name="llvmpipe (LLVM 15.0.6, 256 bits)",
-    engine_names=(("vulkan", "Vulkan0"),),
-    total_bytes=2 * GIB,
-    free_bytes=2 * GIB,
 )
 HOST = Host(
     total_bytes=32 * GIB,
@@ -41,17 +36,8 @@ def rule(
     return DeviceRule(name=name, limit_bytes=limit_bytes, reserve_bytes=reserve_bytes, use=use)
 
 
-def rules(*devices: DeviceRule, device_reserve_bytes: int = GIB) -> PlacementRules:
-    return PlacementRules(
-        devices=devices,
-        memory=MemoryRule(limit_bytes=None, reserve_bytes=0),
-        device_reserve_bytes=device_reserve_bytes,
-        context=None,
-        parallel=None,
-        type_k="f16",
-        type_v="f16",
-        backends=(),
-    )
+def rules(*devices: DeviceRule) -> PlacementRules:
+    return replace(RULES, devices=devices, device_reserve_bytes=GIB)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +73,9 @@ def test_of_two_rules_the_more_exact_one_decides_each_key() -> None:
 
 
 def test_a_software_device_is_left_alone_until_a_rule_says_use() -> None:
-    assert not ruled_device(SOFTWARE, rules()).use
-    assert not ruled_device(SOFTWARE, rules(rule("Vulkan0", limit_bytes=GIB))).use
-    assert ruled_device(SOFTWARE, rules(rule("Vulkan0", use=True))).use
+    assert not ruled_device(LLVMPIPE, rules()).use
+    assert not ruled_device(LLVMPIPE, rules(rule("Vulkan0", limit_bytes=GIB))).use
+    assert ruled_device(LLVMPIPE, rules(rule("Vulkan0", use=True))).use
 
 
 def test_the_operator_can_keep_us_off_a_card() -> None:

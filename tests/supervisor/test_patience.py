@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from supervisor.devices.patience import NoAnswer, PatientReader
+from supervisor.patience import NoAnswer, PatientReader
 
 
 async def test_an_answer_comes_from_a_named_thread() -> None:
     reader = PatientReader("nvml", lambda: threading.current_thread().name, limit_s=10)
 
-    assert await reader.read() == "probe-nvml"
-    assert await reader.read() == "probe-nvml"
+    assert await reader.read() == "read-nvml"
+    assert await reader.read() == "read-nvml"
 
 
 async def test_an_error_of_the_source_is_its_readers() -> None:
@@ -85,7 +85,7 @@ async def test_a_reader_that_was_cancelled_does_not_look_hung_to_the_next() -> N
 def test_a_source_that_hangs_does_not_keep_the_process_from_ending() -> None:
     script = """
 import asyncio, threading
-from supervisor.devices.patience import NoAnswer, PatientReader
+from supervisor.patience import NoAnswer, PatientReader
 async def main():
     try:
         await PatientReader("nvml", threading.Event().wait, limit_s=0.05).read()

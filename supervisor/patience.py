@@ -1,4 +1,4 @@
-"""A blocking read with a deadline: a driver that hangs costs one thread, never the daemon."""
+"""A blocking read with a deadline: a driver or a disk that hangs costs one thread, never us."""
 
 import asyncio
 import threading
@@ -18,14 +18,14 @@ class NoAnswer(SupervisorError):
 
     def __init__(self, *, source: str, limit_s: float) -> None:
         self.source, self.limit_s = source, limit_s
-        super().__init__(f"{source}: no answer within {limit_s:g} s; its driver may hang")
+        super().__init__(f"{source}: no answer within {limit_s:g} s; its driver or disk may hang")
 
 
 class PatientReader(Generic[T]):
     """Runs one blocking function at a time, in a thread of its own.
 
-    The thread is a daemon thread, not a pool's: an executor joins its threads at exit, and one
-    that sits in a dead driver would keep the daemon from ending.
+    The thread is a daemon thread, not a pool's: an executor joins its threads at exit, whatever
+    shutdown(wait=False) says, and one that sits in a dead driver would keep us from ending.
     """
 
     def __init__(self, name: str, read: Callable[[], T], *, limit_s: float) -> None:
@@ -57,7 +57,7 @@ class PatientReader(Generic[T]):
             with suppress(RuntimeError):  # the loop closed meanwhile: nobody listens any more
                 loop.call_soon_threadsafe(settle)
 
-        threading.Thread(target=run, name=f"probe-{self._name}", daemon=True).start()
+        threading.Thread(target=run, name=f"read-{self._name}", daemon=True).start()
         return pending
 
     def _answered(self, pending: asyncio.Future[T]) -> None:
