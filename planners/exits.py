@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-_LONGEST_LINE = 2000  # searched of a line, so that a flood costs no more than it must
+_LONGEST_LINE = 1000  # searched of a line, so that a flood costs no more than it must
 _LONGEST_TOLD = 300
 _PREFIX = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} [A-Z] +")  # "0.00.224.706 I "
 
@@ -26,6 +26,8 @@ class ExitKind(Enum):
     HUNG = "hung"
     KILLED = "killed"
     CRASH = "crash"
+    BUG = "bug"
+    """Ours, not the child's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def _sign(kind: ExitKind, pattern: str) -> _Sign:
 
 
 # Most telling first: an out-of-memory is followed by "failed to load model", never the reverse.
-# Lines of llama-server b10434, but for those of CUDA, HIP and Metal, which are from its source.
+# Lines of llama-server b10434; those of CUDA, HIP and Metal are from the source, b11434.
 _SIGNS = (
     _sign(ExitKind.MISSING_LIBRARY, r"error while loading shared libraries: "),
     _sign(ExitKind.MISSING_LIBRARY, r"Library not loaded: "),

@@ -76,10 +76,3 @@ class HardwareProfile:
     devices: tuple[Device, ...]
     notes: tuple[str, ...] = ()
     """What could not be read and why, for people: "NVML: driver/library version mismatch"."""
-
-    def device(self, device_id: DeviceId) -> Device:
-        """The device of that id. Raises KeyError."""
-        for device in self.devices:
-            if device.device_id == device_id:
-                return device
-        raise KeyError(device_id)

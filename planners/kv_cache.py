@@ -16,7 +16,7 @@ CELL_STEP = 256  # llama-context.cpp pads the context to it
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """The part of a plan that decides its bytes. Numbers are effective: see `effective`."""
+    """The part of a plan that decides its bytes. Numbers are as the engine will use them."""
 
     n_ctx: int
     """Tokens over all slots."""

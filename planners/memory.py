@@ -1,7 +1,7 @@
 """Bytes that one launch takes on every device: weights, KV cache, recurrent state, buffers.
 
 Weights, KV, state and output buffers are exact; compute buffers are estimates with a margin
-(checked against launches of llama-server b10434; the rules are those of its source).
+(checked against launches of llama-server b10434; the rules are those of the source, b11434).
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import NewType
 
-from planners.hardware import HOST, DeviceId
+from planners.hardware import DeviceId
 from planners.model import ModelId
 from planners.sizes import format_size
 
@@ -48,7 +48,7 @@ class DeviceBytes:
 class LaunchPlan:
     """Everything a llama-server child is launched with, and why.
 
-    Numbers are effective values, as the engine will use them.
+    Numbers are as the engine will use them.
     """
 
     model_id: ModelId
@@ -120,11 +120,6 @@ class Shortfall:
     missing_bytes: Mapping[DeviceId, int]
     """By how much the smallest acceptable plan exceeds each device."""
     reason: str
-
-    @property
-    def host_missing_bytes(self) -> int:
-        """Bytes missing in the host's memory."""
-        return self.missing_bytes.get(HOST, 0)
 
     def __str__(self) -> str:
         where = ", ".join(f"{format_size(n)} on {d}" for d, n in self.missing_bytes.items())

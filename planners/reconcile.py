@@ -21,7 +21,6 @@ from planners.settings import PlacementRules
 from planners.view import InstanceState, Observed, View
 
 _RELEASING = (InstanceState.DRAINING, InstanceState.STOPPING)
-_ALIVE = (InstanceState.LOADING, InstanceState.READY, *_RELEASING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +148,7 @@ def _launches(view: View, *, now_s: float) -> Iterator[Action]:
     """Starts, restarts, refusals and the evictions they need, longest wait first."""
     present = {seen.model_id: seen for seen in view.instances}
     leaving = any(seen.state in _RELEASING for seen in view.instances)
+    alive = sum(not seen.state.is_down for seen in view.instances)
     ours = taken(view.hardware, view.instances)
     for served in _wanted(view):
         seen = present.get(served.model_id)
@@ -156,9 +156,10 @@ def _launches(view: View, *, now_s: float) -> Iterator[Action]:
             if seen.state is InstanceState.FAILED and seen.waiting:
                 yield _refusal(seen)
             continue
-        match _launch(view, served, seen, ours=ours, leaving=leaving):
+        match _launch(view, served, seen, ours=ours, alive=alive, leaving=leaving):
             case (Start(plan) | Restart(_, plan)) as action:
                 yield action
+                alive += 1
                 ours.promised.update({p.device_id: p.upper_bytes for p in plan.predicted})
             case Refuse() as refusal:
                 yield refusal
@@ -199,11 +200,12 @@ def _launch(
     seen: Observed | None,
     *,
     ours: Taken,
+    alive: int,
     leaving: bool,
 ) -> Start | Restart | Refuse | tuple[Stop, ...]:
     if not view.engines:
         return Refuse(served.model_id, NO_ENGINE, retry_after_s=None)
-    if seen is None and _is_full(view):
+    if view.settings.max_loaded is not None and alive >= view.settings.max_loaded:
         return () if leaving else _make_room_by_count(view, served)
     plan = _planned(view, served, ours=ours, could_free=_could_free(view))
     if isinstance(plan, Shortfall):
@@ -232,11 +234,6 @@ def _planned(
         held=ours.held,
         could_free=could_free,
     )
-
-
-def _is_full(view: View) -> bool:
-    limit = view.settings.max_loaded
-    return limit is not None and sum(i.state in _ALIVE for i in view.instances) >= limit
 
 
 def _evictable(view: View) -> list[Observed]:
@@ -274,11 +271,9 @@ def _make_room(view: View, served: ServedModel, shortfall: Shortfall) -> tuple[S
     return tuple(Stop(instance_id, reason) for instance_id in chosen)
 
 
-def _wait_or_refuse(
-    view: View, served: ServedModel, shortfall: Shortfall
-) -> Refuse | tuple[Stop, ...]:
+def _wait_or_refuse(view: View, served: ServedModel, shortfall: Shortfall) -> Refuse | tuple[()]:
     idle = _evictable(view)
-    if any(seen.state in _ALIVE and seen not in idle for seen in view.instances):
+    if any(not seen.state.is_down and seen not in idle for seen in view.instances):
         return ()  # a busy or loading one may still give its memory back; the wait is bounded
     if served.model_id not in view.demand:
         return ()  # pinned and too big for now: nobody to tell, the next pass looks again
@@ -300,7 +295,7 @@ def taken(hardware: HardwareProfile, instances: Iterable[Observed]) -> Taken:
     blind = {device.device_id for device in hardware.devices if device.kind in silent}
     ours = Taken(Counter(), Counter())
     for seen in instances:
-        if seen.state not in _ALIVE:
+        if seen.state.is_down:
             continue
         for part in seen.plan.predicted:
             unseen_bytes = part.weights_bytes if part.device_id == HOST else 0

@@ -13,7 +13,7 @@ from planners.settings import FleetSettings, PlacementRules
 
 
 class InstanceState(Enum):
-    """Where one instance is in the drawing above."""
+    """Where one instance is in the drawing of planners.reconcile."""
 
     LOADING = "loading"
     READY = "ready"
@@ -21,6 +21,11 @@ class InstanceState(Enum):
     STOPPING = "stopping"
     BACKOFF = "backoff"
     FAILED = "failed"
+
+    @property
+    def is_down(self) -> bool:
+        """True without a child, after an end that nobody wanted."""
+        return self in (InstanceState.BACKOFF, InstanceState.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +71,6 @@ class Demand:
 
     waiting: int
     oldest_wait_s: float
-    last_used_s: float | None
-    """Monotonic; None where no lease has ended yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from supervisor.log_tail import LogTail
 
 OnLine = Callable[[str], None]
 KILLED_S = 5.0  # from SIGKILL to reaped: only a process stuck in the kernel takes longer
+LAST_WORDS_S = 0.2  # from its end to the end of its output, where a grandchild holds the pipes
 
 
 class SpawnFailed(SupervisorError):
@@ -65,8 +66,8 @@ class Child(asyncio.SubprocessProtocol):
     async def wait(self) -> None:
         """Return once the process has ended and its last output was read."""
         await asyncio.shield(self._exited)
-        with suppress(TimeoutError):  # a grandchild may hold the pipes: its output is not ours
-            async with asyncio.timeout(0.2):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
                 await asyncio.shield(self._closed)
 
     def say(self, data: bytes) -> None:

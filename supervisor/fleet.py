@@ -4,9 +4,10 @@ Level-triggered, one writer: an event says "look", never "do"; only Fleet.run ch
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from time import monotonic
 
@@ -19,18 +20,12 @@ from planners.placement import plan_launch
 from planners.plan import InstanceId, LaunchPlan, Shortfall
 from planners.reconcile import Action, Refuse, Restart, Start, Stop, reconcile, taken
 from planners.settings import FleetSettings, PlacementRules
-from planners.view import InstanceState, Observed, View
+from planners.view import Observed, View
 from supervisor.catalogue import Catalogue
 from supervisor.errors import SupervisorError
 from supervisor.instance import Instance, Shop
 from supervisor.journal import Journal
-from supervisor.lease import (
-    Lease,
-    LeaseBook,
-    ModelUnavailable,
-    Usage,
-    WaitTimedOut,
-)
+from supervisor.lease import Lease, LeaseBook, ModelUnavailable, Usage, WaitTimedOut
 from supervisor.probe import HardwareProbe
 
 TICK_S = 1.0  # cadence of a look when nothing happens; what a lost event costs at most
@@ -56,7 +51,7 @@ class Ground:
 
     run_dir: Path
     cwd: Path
-    environ: dict[str, str]
+    environ: Mapping[str, str]
 
 
 class Fleet:
@@ -78,10 +73,10 @@ class Fleet:
         self._instances: dict[InstanceId, Instance] = {}
         self._keep_alive_s: dict[ModelId, float] = {}
         self._profile: HardwareProfile | None = None
-        self._profiled_s = 0.0
+        self._profiled_s = -inf
         self._launched = 0
         self._woken = asyncio.Event()
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._shop = Shop(
             book=self._book,
             journal=journal,
@@ -96,13 +91,9 @@ class Fleet:
     async def run(self) -> None:
         """Look and act until stop() was called and every child is reaped."""
         async with asyncio.TaskGroup() as tasks:
-            while not self._stopping:
-                for action in await self._decide():
-                    self._begin(action, tasks)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(TICK_S):
-                        await self._woken.wait()
-                self._woken.clear()
+            loop = tasks.create_task(self._look_forever(tasks), name="fleet loop")
+            await self._stopping.wait()
+            loop.cancel()  # it may be waiting for a driver that hangs
             for instance in self._instances.values():
                 instance.stop("the daemon is stopping", drain_s=self._desired.settings.drain_s)
 
@@ -112,15 +103,14 @@ class Fleet:
 
     def stop(self) -> None:
         """No new leases, drain, stop every child; run() returns when all are reaped."""
-        self._stopping = True
+        self._stopping.set()
         self._book.stop()
-        self.look()
 
     def apply(self, desired: Desired) -> None:
         """Replace what is desired; instances that it does not touch keep their child."""
         self._desired = desired
         self._book.max_waiting = desired.settings.max_waiting
-        self._profiled_s = 0.0
+        self._profiled_s = -inf
         self.look()
 
     # What callers ask for.
@@ -153,6 +143,12 @@ class Fleet:
             self._book.give_back(lease, now_s=monotonic())
             self.look()
 
+    async def until_gone(self, lease: Lease, *, within_s: float) -> None:
+        """Return once the child behind `lease` is known to be gone, or `within_s` have passed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._book.until_gone(lease)
+
     def report(self, lease: Lease, usage: Usage) -> None:
         """What an exchange under `lease` did."""
         if instance := self._instances.get(lease.instance_id):
@@ -175,7 +171,7 @@ class Fleet:
         failed = [
             instance
             for instance in self._instances.values()
-            if instance.model_id == model_id and instance.observe().state in _DOWN
+            if instance.model_id == model_id and instance.observe().state.is_down
         ]
         for instance in failed:
             instance.stop("retry was asked for", drain_s=0.0)
@@ -236,6 +232,15 @@ class Fleet:
                 instance.keep_alive_s = keep_alive_s
 
     # The loop's own.
+
+    async def _look_forever(self, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            for action in await self._decide():
+                self._begin(action, tasks)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._woken.wait()
+            self._woken.clear()
 
     async def _decide(self) -> tuple[Action, ...]:
         """What to do now; launches and refusals are decided on a fresh profile."""
@@ -314,13 +319,9 @@ class Fleet:
         self._journal.record("model.refused", model_id=model_id, reason=reason, callers=refused)
 
     async def _tend(self, instance: Instance) -> None:
-        """Run one instance to its end. The boundary that keeps its bugs from its siblings."""
+        """Run one instance to its end, then forget it."""
         try:
             await instance.run()
-        except Exception:
-            log.exception("instance.broke", instance_id=instance.instance_id)
-            reason = "a bug in inferenceosd ended its instance; the daemon's log has the traceback"
-            self._refuse(instance.model_id, reason, None)
         finally:
             del self._instances[instance.instance_id]
             self._forget_keep_alive(instance.model_id)
@@ -331,6 +332,3 @@ class Fleet:
         present = any(i.model_id == model_id for i in self._instances.values())
         if not present and not self._book.waiting(model_id):
             self._keep_alive_s.pop(model_id, None)
-
-
-_DOWN = (InstanceState.BACKOFF, InstanceState.FAILED)

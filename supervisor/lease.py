@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from planners.model import ModelId
 from planners.plan import InstanceId
@@ -147,19 +147,54 @@ class _Desk:
 
     opening: Opening
     free: list[int]
-    held: dict[int, Lease]
+    """A heap: the lowest slot is granted first."""
     idle_since_s: float | None
+    held: dict[int, Lease] = field(default_factory=dict)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while no lease is held."""
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.idle.set()
+
+    def take(self, waiter: Waiter, *, now_s: float) -> Lease:
+        """A lease on the lowest free slot."""
+        opening, slot = self.opening, heappop(self.free)
+        lease = self.held[slot] = Lease(
+            instance_id=opening.instance_id,
+            model_id=opening.model_id,
+            slot=slot,
+            socket_path=opening.socket_path,
+            context=opening.context,
+            embedding=opening.embedding,
+            load_s=now_s - waiter.asked_at_s,
+            granted_at_s=now_s,
+        )
+        self.idle_since_s = None
+        self.idle.clear()
+        return lease
+
+    def put_back(self, lease: Lease, *, now_s: float) -> None:
+        """Free the slot of a lease, where that lease still holds it."""
+        # By identity: a restarted instance keeps its id, and the slot may be another caller's now.
+        if self.held.get(lease.slot) is not lease:
+            return
+        del self.held[lease.slot]
+        heappush(self.free, lease.slot)
+        if not self.held:
+            self.idle_since_s = now_s
+            self.idle.set()
 
 
 class LeaseBook:
-    """The one owner of slots and lines. Every method runs to its end without an await."""
+    """The one owner of slots and lines. What changes them runs to its end without an await."""
 
     def __init__(self, *, max_waiting: int) -> None:
         self.max_waiting = max_waiting
         self._desks: dict[InstanceId, _Desk] = {}
-        self._serving: dict[ModelId, InstanceId] = {}
+        self._serving: dict[ModelId, _Desk] = {}
         self._lines: dict[ModelId, _Line] = {}
-        self._last_used_s: dict[ModelId, float] = {}
+        """None of them is empty."""
         self._stopping = False
 
     def ask(self, model_id: ModelId, *, caller: str, now_s: float) -> Waiter:
@@ -171,17 +206,13 @@ class LeaseBook:
         line.join(waiter)
         self._grant(model_id, now_s=now_s)
         if not waiter.granted.done() and len(line) > self.max_waiting:
-            line.leave(waiter)
+            self._withdraw(waiter)
             raise LineFull(model_id=model_id, waiting=self.max_waiting, retry_after_s=RETRY_AFTER_S)
         return waiter
 
     def leave(self, waiter: Waiter, *, now_s: float) -> None:
         """Take a waiter out, wherever it stands; a lease granted meanwhile is given back."""
-        line = self._lines.get(waiter.model_id)
-        if line is not None:
-            line.leave(waiter)
-            if not line:
-                del self._lines[waiter.model_id]
+        self._withdraw(waiter)
         granted = waiter.granted
         if not granted.done():
             granted.cancel()
@@ -190,33 +221,28 @@ class LeaseBook:
 
     def give_back(self, lease: Lease, *, now_s: float) -> None:
         """Free the lease's slot for the next in line; a lease of a closed instance is just over."""
-        self._last_used_s[lease.model_id] = now_s
-        desk = self._desks.get(lease.instance_id)
-        if desk is None or desk.held.pop(lease.slot, None) is None:
-            return
-        heappush(desk.free, lease.slot)
-        if not desk.held:
-            desk.idle_since_s = now_s
-        self._grant(lease.model_id, now_s=now_s)
+        if desk := self._desks.get(lease.instance_id):
+            desk.put_back(lease, now_s=now_s)
+            self._grant(lease.model_id, now_s=now_s)
 
     def open(self, opening: Opening, *, now_s: float) -> None:
         """Offer a ready child's slots; the model's line moves at once."""
-        slots = list(range(opening.n_slots))
-        heapify(slots)
-        self._desks[opening.instance_id] = _Desk(opening, slots, {}, now_s)
-        self._serving[opening.model_id] = opening.instance_id
+        desk = _Desk(opening, list(range(opening.n_slots)), idle_since_s=now_s)
+        self._desks[opening.instance_id] = self._serving[opening.model_id] = desk
         self._grant(opening.model_id, now_s=now_s)
 
     def shut(self, instance_id: InstanceId) -> None:
         """Grant no more of this instance's slots; leases already held go on."""
         desk = self._desks.get(instance_id)
-        if desk and self._serving.get(desk.opening.model_id) == instance_id:
+        if desk and self._serving.get(desk.opening.model_id) is desk:
             del self._serving[desk.opening.model_id]
 
     def close(self, instance_id: InstanceId) -> None:
         """Forget an instance whose child is gone; its leases are void."""
         self.shut(instance_id)
-        self._desks.pop(instance_id, None)
+        if desk := self._desks.pop(instance_id, None):
+            desk.idle.set()
+            desk.closed.set()
 
     def refuse(self, model_id: ModelId, error: LeaseError) -> int:
         """End every wait for the model with `error`; how many there were."""
@@ -231,6 +257,17 @@ class LeaseBook:
         self._stopping = True
         for model_id in list(self._lines):
             self.refuse(model_id, Stopping())
+
+    async def until_idle(self, instance_id: InstanceId) -> None:
+        """Return once no lease is held on an instance."""
+        if desk := self._desks.get(instance_id):
+            await desk.idle.wait()
+
+    async def until_gone(self, lease: Lease) -> None:
+        """Return once the child behind `lease` is known to be gone, leases or not."""
+        desk = self._desks.get(lease.instance_id)
+        if desk and desk.opening.socket_path == lease.socket_path:
+            await desk.closed.wait()
 
     def running(self, instance_id: InstanceId) -> int:
         """Leases held on an instance."""
@@ -251,36 +288,24 @@ class LeaseBook:
         return {
             model_id: Demand(
                 waiting=len(line),
-                oldest_wait_s=max((now_s - w.asked_at_s for w in line), default=0.0),
-                last_used_s=self._last_used_s.get(model_id),
+                oldest_wait_s=max(now_s - waiter.asked_at_s for waiter in line),
             )
             for model_id, line in self._lines.items()
-            if len(line)
         }
 
     def _grant(self, model_id: ModelId, *, now_s: float) -> None:
-        desk = self._desks.get(self._serving.get(model_id, InstanceId("")))
-        line = self._lines.get(model_id)
+        desk, line = self._serving.get(model_id), self._lines.get(model_id)
         while desk and line and desk.free:
             waiter = line.next()
             if not waiter.granted.done():
-                waiter.granted.set_result(_take(desk, waiter, now_s=now_s))
+                waiter.granted.set_result(desk.take(waiter, now_s=now_s))
         if line is not None and not line:
             del self._lines[model_id]
 
-
-def _take(desk: _Desk, waiter: Waiter, *, now_s: float) -> Lease:
-    opening, slot = desk.opening, heappop(desk.free)
-    lease = Lease(
-        instance_id=opening.instance_id,
-        model_id=opening.model_id,
-        slot=slot,
-        socket_path=opening.socket_path,
-        context=opening.context,
-        embedding=opening.embedding,
-        load_s=now_s - waiter.asked_at_s,
-        granted_at_s=now_s,
-    )
-    desk.held[slot] = lease
-    desk.idle_since_s = None
-    return lease
+    def _withdraw(self, waiter: Waiter) -> None:
+        line = self._lines.get(waiter.model_id)
+        if line is None:
+            return
+        line.leave(waiter)
+        if not line:
+            del self._lines[waiter.model_id]

@@ -13,7 +13,6 @@ import msgspec
 _STATE_LINE = "cmd_child_to_router:state:"
 EXIT_LINE = b"cmd_router_to_child:exit\n"
 """Ends a loaded child that speaks the protocol. SIGTERM would not: it then waits for its stdin."""
-HEALTH_S = 2.0  # /health is answered by the HTTP thread alone, within a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +49,19 @@ def parse_state(line: str) -> ChildState | None:
     return ChildState(told.state, payload.value if payload else None)
 
 
-async def is_healthy(socket_path: str) -> bool:
-    """True when the child behind the socket says that its model is loaded."""
-    transport = httpx.AsyncHTTPTransport(uds=socket_path)
+def client_of(socket_path: str, *, timeout_s: float | None) -> httpx.AsyncClient:
+    """An HTTP client, to be entered, of the child behind a socket."""
+    # verify=False: no TLS on a Unix socket, and loading certificates outlasts a small decode.
+    transport = httpx.AsyncHTTPTransport(uds=socket_path, verify=False)
+    return httpx.AsyncClient(
+        transport=transport, base_url="http://child", timeout=timeout_s, trust_env=False
+    )
+
+
+async def is_healthy(client: httpx.AsyncClient) -> bool:
+    """True when the child says that its model is loaded."""
     try:
-        async with httpx.AsyncClient(transport=transport, timeout=HEALTH_S) as client:
-            reply = await client.get("http://child/health")
+        async with client.stream("GET", "/health") as reply:  # whatever its length, not its body
+            return reply.status_code == httpx.codes.OK
     except httpx.TransportError:
         return False
-    return reply.status_code == httpx.codes.OK

@@ -25,13 +25,12 @@ from planners.backends import Engine, EngineDevice
 from planners.sizes import MIB
 from supervisor.child import Child, running
 from supervisor.errors import SupervisorError
+from supervisor.llama import client_of, is_healthy
 from supervisor.tinymodel import N_CTX, tiny_model
 
 MAX_LINES = 5000  # --help of today's builds has 700
 MAX_REPLY_BYTES = 1 << 16
-STOP_S = (
-    0.0  # SIGKILL at once: a trial has nothing to save, and in the child protocol SIGTERM hangs
-)
+STOP_S = 0.0  # SIGKILL at once: nothing to save, and in the child protocol SIGTERM hangs
 POLL_S = 0.03  # cadence of /health while the tiny model loads: 0.1 s on most machines
 
 _FLAG_LINE = re.compile(r"--?[A-Za-z][\w-]*(?:,\s+--?[A-Za-z][\w-]*)*")
@@ -60,7 +59,7 @@ class TrialLimits:
     ask_s: float = 10.0
     """--version, --help and --list-devices: the last loads every driver."""
     decode_s: float = 60.0
-    """Start to answer: 0.2 s here, some seconds on a machine that is busy or slow."""
+    """Start to answer: 0.2 s on two idle cores, some seconds on a machine that is busy or slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +203,7 @@ def _decode_argv(
 
 
 async def _complete(engine: Engine, child: Child, socket: str) -> None:
-    # verify=False: no TLS on a Unix socket, and loading certificates outlasts the decode.
-    transport = httpx.AsyncHTTPTransport(uds=socket, verify=False)
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://engine", timeout=None, trust_env=False
-    ) as client:
+    async with client_of(socket, timeout_s=None) as client:  # the caller has one for all
         try:
             await _until_ready(engine, child, client)
             status, body = await _post_completion(client)
@@ -224,10 +219,8 @@ async def _complete(engine: Engine, child: Child, socket: str) -> None:
 
 async def _until_ready(engine: Engine, child: Child, client: httpx.AsyncClient) -> None:
     while child.returncode is None:
-        with suppress(httpx.TransportError):  # it does not listen yet
-            async with client.stream("GET", "/health") as reply:
-                if reply.status_code == httpx.codes.OK:
-                    return
+        if await is_healthy(client):
+            return
         await asyncio.sleep(POLL_S)
     raise _ended(engine, child, doing="its first start")
 

@@ -9,6 +9,7 @@ import struct
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
+from math import prod
 
 from planners.errors import PlanError
 from planners.ggml.types import TENSOR_TYPES
@@ -80,10 +81,7 @@ class Tensor:
     @property
     def n_elements(self) -> int:
         """The product of its shape."""
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count
+        return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
-"""Hand-made machines, engines and models for the planners' tests; all synthetic."""
+"""Hand-made machines, engines, models and settings for tests; all synthetic."""
+
+from dataclasses import replace
 
 from planners.backends import Engine
 from planners.hardware import Device, DeviceId, DeviceKind, HardwareProfile, Host
 from planners.model import LayerInfo, LayerKind, ModelId, ModelInfo, ModelSettings, ServedModel
-from planners.settings import MemoryRule, PlacementRules
+from planners.settings import FleetSettings, MemoryRule, PlacementRules
 from planners.sizes import GIB, MIB
 
 RULES = PlacementRules(
@@ -16,6 +18,28 @@ RULES = PlacementRules(
     type_v="f16",
     backends=(),
 )
+FLEET = FleetSettings(
+    max_loaded=None,
+    max_waiting=20,
+    load_s=20.0,
+    drain_s=1.0,
+    finish_s=10.0,
+    wait_s=30.0,
+    stop_s=2.0,
+    restart_window_s=600.0,
+    restart_limit=3,
+)
+PLAIN = ModelSettings(
+    context=None,
+    parallel=None,
+    pin=False,
+    keep_alive_s=300.0,
+    flags=(),
+    mmproj_path=None,
+    draft_path=None,
+    lora_paths=(),
+)
+"""Settings of a model of which the operator says nothing."""
 
 FLAGS = frozenset({
     "--model", "--alias", "--host", "--slot-save-path", "--sse-ping-interval", "--verbosity",
@@ -104,21 +128,23 @@ def model_info(
     state_width: int = 0,
 ) -> ModelInfo:
     """A model with llama-3.1-8B's shape (32 heads, 8 of KV, n_embd 4096), layers of one size."""
-    layers = tuple(
-        LayerInfo(
+
+    def layer(kind: LayerKind) -> LayerInfo:
+        kv_width = 1024 if kind in (LayerKind.FULL, LayerKind.SWA) else 0
+        return LayerInfo(
             weight_bytes=layer_bytes,
             expert_bytes=expert_bytes,
-            kind=kinds[i % len(kinds)],
+            kind=kind,
             n_head=32,
             n_head_kv=8,
-            k_width=1024 if kinds[i % len(kinds)] in (LayerKind.FULL, LayerKind.SWA) else 0,
-            v_width=1024 if kinds[i % len(kinds)] in (LayerKind.FULL, LayerKind.SWA) else 0,
+            k_width=kv_width,
+            v_width=kv_width,
             n_ff=14336,
             q_width=4096,
-            state_width=state_width if kinds[i % len(kinds)] is LayerKind.RECURRENT else 0,
+            state_width=state_width if kind is LayerKind.RECURRENT else 0,
         )
-        for i in range(n_layer)
-    )
+
+    layers = tuple(layer(kinds[i % len(kinds)]) for i in range(n_layer))
     input_bytes, output_bytes = 282 * MIB, 411 * MIB
     file_bytes = input_bytes + output_bytes + n_layer * layer_bytes
     return ModelInfo(
@@ -166,11 +192,10 @@ def served(
         aliases=(),
         path="/models/a-model.gguf",
         info=info,
-        settings=ModelSettings(
+        settings=replace(
+            PLAIN,
             context=context,
             parallel=parallel,
-            pin=False,
-            keep_alive_s=300.0,
             flags=flags,
             mmproj_path=mmproj_path,
             draft_path=draft_path,

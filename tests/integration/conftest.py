@@ -3,10 +3,9 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -45,14 +44,26 @@ def start(model_dir: Path, state_dir: Path) -> Iterator[Start]:
     """Starts daemons, each in a short folder of its own; all are stopped when the test ends."""
     with ExitStack() as held:
 
-        def started(*, config: str = "", **more: Any) -> StartedDaemon:
+        def started(
+            *,
+            config: str = "",
+            model_dirs: Sequence[Path] = (model_dir,),
+            options: Sequence[str] = (),
+            environ: Mapping[str, str] | None = None,
+        ) -> StartedDaemon:
             folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="ios-")))
             (folder / "state").mkdir()
             if (state_dir / "engines.json").exists():
                 shutil.copy(state_dir / "engines.json", folder / "state")
-            dirs = more.pop("model_dirs", [model_dir])
-            started = started_daemon(folder, model_dirs=dirs, config=config, **more)
-            daemon = held.enter_context(started)
+            daemon = held.enter_context(
+                started_daemon(
+                    folder,
+                    model_dirs=model_dirs,
+                    config=config,
+                    options=options,
+                    environ=environ,
+                )
+            )
             daemon.wait_for_engines()
             shutil.copy(folder / "state" / "engines.json", state_dir)
             return daemon
@@ -63,12 +74,10 @@ def start(model_dir: Path, state_dir: Path) -> Iterator[Start]:
 @pytest.fixture(scope="module")
 def daemon(model_dir: Path) -> Iterator[StartedDaemon]:
     """One daemon for all tests of a module that only ask it things."""
-    with ExitStack() as held:
-        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="ios-")))
-        running: AbstractContextManager[StartedDaemon] = started_daemon(
-            folder, model_dirs=[model_dir]
-        )
-        daemon = held.enter_context(running)
+    with (
+        tempfile.TemporaryDirectory(prefix="ios-") as folder,
+        started_daemon(Path(folder), model_dirs=[model_dir]) as daemon,
+    ):
         daemon.wait_for_engines()
         yield daemon
 
@@ -84,10 +93,7 @@ def http(daemon: StartedDaemon) -> Iterator[httpx.Client]:
 def vulkan_environ() -> dict[str, str]:
     """Makes Mesa's software device visible to the engine, which hides CPUs that pose as GPUs."""
     drivers = Path("/usr/share/vulkan/icd.d")
-    present = (
-        any("lvp" in icd.name for icd in drivers.glob("*.json")) if drivers.exists() else False
-    )
-    if not present:
+    if not list(drivers.glob("lvp*.json")):
         message = "Mesa's software Vulkan driver is missing: apt install mesa-vulkan-drivers"
         if os.environ.get("CI"):
             pytest.fail(message)

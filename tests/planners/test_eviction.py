@@ -118,8 +118,8 @@ def test_many_candidates_still_close_the_gap_and_none_is_stopped_needlessly(
 
 def test_twelve_candidates_are_searched_within_a_tenth_of_a_second() -> None:
     many = [candidate(str(i), gpu0=10, reload_s=i) for i in range(12)]
-    start_s = time.perf_counter()
+    start_s = time.process_time()
 
     victims(many, missing(gpu0=115))
 
-    assert time.perf_counter() - start_s < 0.1
+    assert time.process_time() - start_s < 0.1

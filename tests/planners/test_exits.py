@@ -113,11 +113,11 @@ def test_a_child_that_said_nothing_is_told_so() -> None:
 
 def test_a_flood_is_classified_within_a_tenth_of_a_second() -> None:
     flood = ["x " * 50_000] * 200
-    start_s = time.perf_counter()
+    start_s = time.process_time()
 
     classify(1, flood, wanted=False)
 
-    assert time.perf_counter() - start_s < 0.1
+    assert time.process_time() - start_s < 0.1
 
 
 @given(st.lists(st.text(max_size=200), max_size=20), st.none() | st.integers(-70, 255))

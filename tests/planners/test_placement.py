@@ -163,7 +163,7 @@ def test_what_the_operator_fixed_is_kept_at_the_price_of_layers() -> None:
 def test_what_the_operator_fixed_is_refused_rather_than_lowered() -> None:
     shortfall = short(machine(host_gib=8), served(context=131072, parallel=2))
 
-    assert shortfall.host_missing_bytes > 20 * GIB
+    assert shortfall.missing_bytes[HOST] > 20 * GIB
     assert "131072 × 2" in shortfall.reason
 
 
@@ -260,7 +260,7 @@ def test_a_shortfall_counts_what_eviction_must_bring() -> None:
 def test_a_model_too_large_for_the_machine_misses_memory_that_nobody_can_give() -> None:
     shortfall = short(machine(host_gib=2), served(model_info(n_layer=80, layer_bytes=GIB)))
 
-    assert shortfall.host_missing_bytes > 70 * GIB
+    assert shortfall.missing_bytes[HOST] > 70 * GIB
 
 
 def test_an_idle_model_is_worth_stopping_for_a_place_on_its_device() -> None:
@@ -359,8 +359,8 @@ def test_eight_devices_and_a_hundred_layers_are_planned_within_50_ms() -> None:
     model = served(model_info(n_layer=100, layer_bytes=700 * MIB), context=8192)
     times = []
     for _ in range(3):
-        start_s = time.perf_counter()
+        start_s = time.process_time()
         planned(hardware, model)
-        times.append(time.perf_counter() - start_s)
+        times.append(time.process_time() - start_s)
 
     assert min(times) < 0.05

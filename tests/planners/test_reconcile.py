@@ -1,5 +1,6 @@
 """Each test is a world, a pass over it, and the actions that pass asked for."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 
 from planners.backends import Engine
 from planners.exits import Cause, ExitKind
-from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile, Host
-from planners.model import LayerInfo, LayerKind, ModelId, ModelInfo, ModelSettings, ServedModel
+from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile
+from planners.model import ModelId, ModelSettings, ServedModel
 from planners.placement import plan_launch
 from planners.plan import InstanceId, LaunchPlan
 from planners.reconcile import (
@@ -23,118 +24,39 @@ from planners.reconcile import (
     reconcile,
     taken,
 )
-from planners.settings import FleetSettings, MemoryRule, PlacementRules
+from planners.settings import FleetSettings
 from planners.sizes import GIB, MIB
 from planners.view import Demand, InstanceState, Observed, View
+from tests.fakes import machines
+from tests.fakes.machines import FLEET, PLAIN, engine, machine, model_info, served
 
 NOW_S = 1000.0
 CARD = DeviceId("pci:0000:01:00.0")
 
-RULES = PlacementRules(
-    devices=(),
-    memory=MemoryRule(None, 0),
-    device_reserve_bytes=0,
-    context=2048,
-    parallel=1,
-    type_k="f16",
-    type_v="f16",
-    backends=(),
-)
-FLEET = FleetSettings(
-    max_loaded=None,
-    max_waiting=10,
-    load_s=60.0,
-    drain_s=2.0,
-    finish_s=60.0,
-    wait_s=60.0,
-    stop_s=2.0,
-    restart_window_s=600.0,
-    restart_limit=5,
-)
-ENGINE = Engine(
-    engine_id="e1",
-    backend="cpu",
-    path="/opt/llama-server",
-    source="config",
-    env=(),
-    flags=frozenset(),
-    devices=(),
-    version="b1",
-)
+RULES = replace(machines.RULES, context=2048, parallel=1)
+ENGINE = engine("cpu")
 
 
 def hardware(
     *, available_bytes: int = 16 * GIB, devices: tuple[Device, ...] = ()
 ) -> HardwareProfile:
-    host = Host(
-        total_bytes=16 * GIB,
-        available_bytes=available_bytes,
-        cgroup_limit_bytes=None,
-        n_cores=8,
-        n_physical_cores=4,
-        cpu_name="a CPU",
-    )
-    return HardwareProfile(host, devices)
+    empty = machine(*devices, host_gib=16)
+    return replace(empty, host=replace(empty.host, available_bytes=available_bytes))
 
 
 def model(name: str, *, weights_bytes: int = GIB, pin: bool = False) -> ServedModel:
-    layer = LayerInfo(
-        weight_bytes=weights_bytes // 4,
-        expert_bytes=0,
-        kind=LayerKind.FULL,
-        n_head=8,
-        n_head_kv=8,
-        k_width=512,
-        v_width=512,
-        n_ff=2048,
-        q_width=512,
-    )
-    info = ModelInfo(
-        digest=name,
-        architecture="llama",
-        name=name,
-        quantization="Q8_0",
-        n_params=10**9,
-        n_ctx_train=8192,
-        n_embd=512,
-        n_vocab=32000,
-        n_expert=0,
-        n_expert_used=0,
-        sliding_window=0,
-        layers=(layer,) * 4,
-        input_bytes=MIB,
-        output_bytes=MIB,
-        is_causal=True,
-        pooling=None,
-        chat_template=None,
-        has_vision=False,
-        metadata=(),
-        file_bytes=weights_bytes,
-    )
-    settings = ModelSettings(
-        context=None,
-        parallel=None,
-        pin=pin,
-        keep_alive_s=300.0,
-        flags=(),
-        mmproj_path=None,
-        draft_path=None,
-        lora_paths=(),
-    )
-    return ServedModel(
+    info = model_info(n_layer=4, layer_bytes=weights_bytes // 4)
+    info = replace(info, input_bytes=MIB, output_bytes=MIB, n_embd=512, n_vocab=32000)
+    return replace(
+        served(info),
         model_id=ModelId(name),
-        aliases=(),
         path=f"/models/{name}.gguf",
-        info=info,
-        settings=settings,
-        size_bytes=weights_bytes,
-        modified_at=0.0,
-        file_key="1",
+        settings=replace(PLAIN, pin=pin),
     )
 
 
 A, B = model("a"), model("b")
-WAITING = Demand(waiting=1, oldest_wait_s=1.0, last_used_s=None)
+WAITING = Demand(waiting=1, oldest_wait_s=1.0)
 
 
 def planned(served: ServedModel, machine: HardwareProfile | None = None) -> LaunchPlan:
@@ -429,13 +351,14 @@ def test_a_busy_gpu_leaves_the_next_model_what_the_host_has() -> None:
 @pytest.mark.parametrize(
     "holder",
     [
-        pytest.param(lambda m: busy(m), id="busy"),
+        pytest.param(busy, id="busy"),
         pytest.param(lambda m: seen(m, InstanceState.LOADING), id="loading"),
         pytest.param(lambda m: seen(m, InstanceState.STOPPING), id="stopping"),
     ],
 )
-def test_a_model_waits_for_room_that_a_working_instance_holds(holder: object) -> None:
-    assert callable(holder)
+def test_a_model_waits_for_room_that_a_working_instance_holds(
+    holder: Callable[[ServedModel], Observed],
+) -> None:
     big_a, big_b = model("a", weights_bytes=10 * GIB), model("b", weights_bytes=10 * GIB)
 
     assert actions(view(big_a, big_b, instances=(holder(big_a),), waiting=(big_b,))) == ()
@@ -461,6 +384,23 @@ def test_the_longest_idle_model_makes_way_at_the_limit_of_loaded_models() -> Non
 
     assert isinstance(stop, Stop)
     assert stop.instance_id == "i-a"
+
+
+def test_two_starts_in_one_pass_stay_within_the_limit_of_loaded_models() -> None:
+    world = view(A, B, waiting=(A, B), settings=replace(FLEET, max_loaded=1))
+
+    (start,) = actions(world)
+
+    assert isinstance(start, Start)
+
+
+def test_a_restart_counts_towards_the_limit_of_loaded_models() -> None:
+    fallen = seen(A, InstanceState.BACKOFF, retry_at_s=NOW_S, running=0)
+    world = view(
+        A, B, instances=(fallen, busy(B)), waiting=(A,), settings=replace(FLEET, max_loaded=1)
+    )
+
+    assert actions(world) == ()
 
 
 def test_two_starts_in_one_pass_never_claim_the_same_memory() -> None:

@@ -1,6 +1,7 @@
 """The book is synchronous: each test calls, then looks at who was granted what."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -64,7 +65,7 @@ async def test_a_slot_given_back_goes_to_the_next_in_line(book: LeaseBook) -> No
     assert waiting.granted.result().slot == lease.slot
 
 
-async def test_giving_back_twice_frees_one_slot(book: LeaseBook) -> None:
+async def test_giving_back_twice_takes_the_slot_from_nobody(book: LeaseBook) -> None:
     book.open(opening(), now_s=0.0)
     lease = ask(book).granted.result()
     book.give_back(lease, now_s=1.0)
@@ -72,7 +73,8 @@ async def test_giving_back_twice_frees_one_slot(book: LeaseBook) -> None:
 
     book.give_back(lease, now_s=2.0)
 
-    assert book.running(I1) == 0 or not is_served(ask(book))
+    assert book.running(I1) == 1
+    assert not is_served(ask(book))
 
 
 async def test_callers_take_turns(book: LeaseBook) -> None:
@@ -146,18 +148,62 @@ async def test_a_shut_instance_grants_no_more_but_its_leases_go_on(book: LeaseBo
     assert book.running(I1) == 0
 
 
+@pytest.mark.parametrize(
+    "successor", [I1, I2], ids=["the same instance, restarted", "another instance"]
+)
 async def test_a_lease_of_a_closed_instance_frees_no_slot_of_its_successor(
-    book: LeaseBook,
+    book: LeaseBook, successor: InstanceId
 ) -> None:
     book.open(opening(), now_s=0.0)
     old = ask(book).granted.result()
     book.close(I1)
-    book.open(opening(I2), now_s=1.0)
+    book.open(opening(successor), now_s=1.0)
     ask(book)
 
     book.give_back(old, now_s=2.0)
 
-    assert book.running(I2) == 1
+    assert book.running(successor) == 1
+    assert not is_served(ask(book))
+
+
+async def test_an_instance_is_idle_once_its_last_lease_is_back(book: LeaseBook) -> None:
+    book.open(opening(n_slots=2), now_s=0.0)
+    leases = [ask(book).granted.result() for _ in range(2)]
+    idle = asyncio.create_task(book.until_idle(I1))
+
+    book.give_back(leases[0], now_s=1.0)
+    await asyncio.sleep(0)
+    assert not idle.done()
+    book.give_back(leases[1], now_s=2.0)
+
+    async with asyncio.timeout(5):
+        await idle
+
+
+async def test_a_lease_ends_with_its_child_and_not_with_its_instances_next_one(
+    book: LeaseBook,
+) -> None:
+    book.open(opening(), now_s=0.0)
+    lease = ask(book).granted.result()
+    gone = asyncio.create_task(book.until_gone(lease))
+    await asyncio.sleep(0)
+    assert not gone.done()
+
+    book.close(I1)
+    book.open(replace(opening(), socket_path="/run/i1-2.sock"), now_s=1.0)
+
+    async with asyncio.timeout(5):
+        await gone
+        await book.until_gone(lease)
+
+
+async def test_a_line_that_takes_nobody_leaves_no_demand_behind(book: LeaseBook) -> None:
+    book.max_waiting = 0
+
+    with pytest.raises(LineFull):
+        ask(book)
+
+    assert book.demand(now_s=1.0) == {}
 
 
 async def test_refusing_ends_every_wait_with_the_reason(book: LeaseBook) -> None:
@@ -194,4 +240,3 @@ async def test_slots_are_never_held_twice_whatever_the_order(book: LeaseBook) ->
         else:
             book.leave(waiter, now_s=turn)
             book.give_back(held.pop(turn % len(held)), now_s=turn)
-    await asyncio.sleep(0)

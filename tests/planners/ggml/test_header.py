@@ -206,9 +206,9 @@ def test_the_worst_array_is_refused_or_read_within_a_second() -> None:
 
 
 def _seconds(act: Callable[[], object]) -> float:
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     act()
-    return time.perf_counter() - start_s
+    return time.process_time() - start_s
 
 
 @settings(max_examples=300, deadline=1000)

@@ -1,0 +1,116 @@
+"""One launch of a model's child: where it is reached, and what it says while it loads.
+
+Draws no conclusions: states, leases and second tries are supervisor.instance's.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from time import monotonic
+
+from planners.argv import child_argv, child_env
+from planners.backends import Engine
+from planners.buffers import BufferLine, measured, parse_buffer_line
+from planners.plan import DeviceBytes, LaunchPlan
+from supervisor.child import Child, SpawnFailed, running
+from supervisor.llama import EXIT_LINE, client_of, is_healthy, parse_state
+
+HEALTH_EVERY_S = 0.05  # cadence while loading: /health costs the child nothing
+HEALTH_S = 2.0  # /health is answered by the HTTP thread alone, within a millisecond
+MAX_BUFFERS = 1000  # a load logs some ten a device
+
+
+class Launch:
+    """A plan, the engine that carries it out, and what became of it."""
+
+    def __init__(
+        self, plan: LaunchPlan, engine: Engine, *, socket_path: Path, slot_dir: Path
+    ) -> None:
+        self.plan = plan
+        self.socket_path = str(socket_path)
+        self.progress: float | None = None
+        """0 to 1 while loading, where the engine tells."""
+        self.is_loaded = False
+        self._engine = engine
+        self._socket_path, self._slot_dir = socket_path, slot_dir
+        self._child: Child | None = None
+        self._buffers: list[BufferLine] = []
+        self._progressed_s = monotonic()
+        self._told_ready = asyncio.Event()
+
+    @property
+    def pid(self) -> int | None:
+        """None before the child starts and once it has ended."""
+        child = self._child
+        return child.pid if child is not None and child.returncode is None else None
+
+    def log_lines(self, n: int) -> tuple[str, ...]:
+        """Up to `n` newest lines of the child's log."""
+        return self._child.log.last(n) if self._child is not None else ()
+
+    def measured(self) -> tuple[DeviceBytes, ...]:
+        """What the child reported while it loaded, () where it did not."""
+        return measured(self._buffers, self.plan) if self._buffers else ()
+
+    @asynccontextmanager
+    async def started(
+        self, *, environ: Mapping[str, str], cwd: Path, stop_s: float
+    ) -> AsyncIterator[Child]:
+        """The child for as long as the block lasts. Raises PlanError, SpawnFailed, Unreapable."""
+        try:
+            self._slot_dir.mkdir(mode=0o700, exist_ok=True)
+        except OSError as exc:
+            why = f"its folder {self._slot_dir} cannot be made: {exc.strerror}"
+            raise SpawnFailed(path=self._engine.path, why=why) from exc
+        try:
+            argv = child_argv(
+                self.plan,
+                engine=self._engine,
+                socket_path=self.socket_path,
+                slot_dir=str(self._slot_dir),
+            )
+            async with running(
+                argv,
+                env=child_env(self._engine, environ),
+                cwd=str(cwd),
+                stop_s=stop_s,
+                on_stdout=self._heard,
+                on_stderr=self._logged,
+            ) as child:
+                self._child = child
+                yield child
+        finally:
+            self._socket_path.unlink(missing_ok=True)
+            with suppress(OSError):  # a slot file in it: the migration that wrote it removes both
+                self._slot_dir.rmdir()
+
+    async def until_loaded(self, *, stall_s: float) -> None:
+        """Return once the child is healthy, or has made no progress for `stall_s`."""
+        async with client_of(self.socket_path, timeout_s=HEALTH_S) as client:
+            while monotonic() - self._progressed_s <= stall_s:
+                if await is_healthy(client):
+                    self.is_loaded = True
+                    return
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(HEALTH_EVERY_S):
+                        await self._told_ready.wait()
+                self._told_ready.clear()
+
+    def _heard(self, line: str) -> None:
+        """Take a stdout line: the child protocol's states."""
+        if (state := parse_state(line)) is None:
+            return
+        self._progressed_s = monotonic()
+        self.progress = state.progress
+        if state.state == "ready" and self._child is not None:
+            self._child.farewell = EXIT_LINE
+            self._told_ready.set()
+
+    def _logged(self, line: str) -> None:
+        """Take a stderr line: any is progress, some tell buffers."""
+        self._progressed_s = monotonic()
+        if self.is_loaded or len(self._buffers) >= MAX_BUFFERS:
+            return
+        if buffer := parse_buffer_line(line):
+            self._buffers.append(buffer)

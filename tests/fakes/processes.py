@@ -1,0 +1,20 @@
+"""What tests ask of processes that they do not own."""
+
+import asyncio
+
+import psutil
+
+
+def is_gone(pid: int) -> bool:
+    """True when the process is no more, or waits to be reaped by a PID 1 that may not reap."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+async def until_gone(pid: int, *, within_s: float = 5.0) -> None:
+    """Wait for its end, whoever reaps it."""
+    async with asyncio.timeout(within_s):
+        while not is_gone(pid):
+            await asyncio.sleep(0.01)
