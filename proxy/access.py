@@ -1,9 +1,10 @@
 """Who may talk to the public port: Origin rules and the Host check, as Ollama has them. Pure."""
 
-import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -96,9 +97,8 @@ class Access:
         )
 
     def _is_own_address(self, name: str) -> bool:
-        try:
-            address = ipaddress.ip_address(name.strip("[]").partition("%")[0])
-        except ValueError:
+        address = _address(name)
+        if address is None:
             return False
         near = address.is_loopback or address.is_private or address.is_unspecified
         return near or str(address) in self._addresses
@@ -118,6 +118,14 @@ def _pattern(origin: str) -> re.Pattern[str]:
     """One `*` stands for anything."""
     head, star, tail = origin.partition("*")
     return re.compile(re.escape(head) + (".*" if star else "") + re.escape(tail), re.IGNORECASE)
+
+
+@lru_cache(maxsize=256)  # each request tells a Host, nearly always the same
+def _address(name: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(name.strip("[]").partition("%")[0])
+    except ValueError:
+        return None
 
 
 def _without_port(host: str) -> str:

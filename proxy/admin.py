@@ -14,6 +14,10 @@ from starlette.routing import Route
 
 from planners.plan import LaunchPlan, Shortfall
 from proxy.admin_values import (
+    DEFAULT_EVENTS,
+    DEFAULT_LINES,
+    MAX_EVENTS,
+    MAX_LINES,
     EventReport,
     EventsReport,
     LoadReport,
@@ -30,10 +34,7 @@ from proxy.errors import BadRequest, CallerLeft, Dialect, ProxyError, answer, bo
 from supervisor.lease import LeaseError
 
 MAX_BODY_BYTES = 64 << 10  # a name and two numbers
-MAX_LINES = 100_000
-MAX_EVENTS = 10_000
-DEFAULT_LINES = 100
-DEFAULT_EVENTS = 100
+MAX_NUMBER = (1 << 31) - 1  # llama-server counts tokens and slots in 32 bits
 
 
 class ReloadRefused(ProxyError):
@@ -150,8 +151,8 @@ class _Door:
     async def plan(self, request: Request) -> PlanReport:
         asked = decoded(await _body(request), _PLAN_REQUEST)
         for name, number in (("context", asked.context), ("parallel", asked.parallel)):
-            if number is not None and not 1 <= number < 1 << 31:
-                raise BadRequest(f"{name} must be at least 1, not {number}", param=name)
+            if number is not None and not 1 <= number <= MAX_NUMBER:
+                raise BadRequest(f"{name} must be from 1 to {MAX_NUMBER}", param=name)
         plan = await self._service.plan(asked.model, context=asked.context, parallel=asked.parallel)
         return plan_report(plan)
 
@@ -173,7 +174,7 @@ class _Door:
 
     async def events(self, request: Request) -> EventsReport:
         query = request.query_params
-        since_s = _whole(query, "since_s", default=0, most=1 << 31)
+        since_s = _whole(query, "since_s", default=0, most=MAX_NUMBER)
         limit = _whole(query, "limit", default=DEFAULT_EVENTS, most=MAX_EVENTS)
         events = await self._service.events(
             name=query.get("model"), since_s=since_s or None, limit=limit

@@ -15,6 +15,11 @@ from planners.model import BrokenFile, ModelId, ServedModel
 from planners.plan import DeviceBytes, LaunchPlan, Shortfall
 from planners.view import Observed
 
+DEFAULT_LINES = 100
+MAX_LINES = 100_000
+DEFAULT_EVENTS = 100
+MAX_EVENTS = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:

@@ -24,7 +24,7 @@ from proxy.service import Service
 from proxy.upstream import UpstreamPools
 from supervisor.lease import Stopping
 
-log = structlog.stdlib.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Handler = Callable[[Door, Exchange], Awaitable[None]]
@@ -89,6 +89,7 @@ class _App:
         if scope["type"] != "http":
             return
         exchange = Exchange(scope, receive, send, request_id=_request_id(scope))
+        exchange.path = _SLASHES.sub("/", exchange.path)
         exchange.dialect = _dialect(exchange.path)
         bind_contextvars(request_id=exchange.request_id)
         error: str | None = None
@@ -128,7 +129,7 @@ class _App:
 
 
 async def _route(door: Door, exchange: Exchange) -> None:
-    path = _SLASHES.sub("/", exchange.path)
+    path = exchange.path
     if path.startswith(_MODEL_PREFIX) and len(path) > len(_MODEL_PREFIX):
         if exchange.method == "GET":
             return await openai.one_model(door, exchange, path.removeprefix(_MODEL_PREFIX))

@@ -1,37 +1,18 @@
 """One JSON reply out of a stream of chunks, equal to what the child would have sent unstreamed.
 
-llama-server does not notice that the caller of an unstreamed request left, so all go upstream as
-streams. Texts are joined as written in JSON: a piece never ends within a character or an escape.
+llama-server does not notice that the caller of an unstreamed request left, so that all go upstream
+as streams.
 """
 
 import msgspec
 
-from proxy.errors import ChildFailed, UpstreamBroken
-from proxy.forward import Timings, event_error
+from proxy.chunks import ABSENT, NULL, Delta, Event, JsonText, ToolCall, ToolCalls, read_event
+from proxy.errors import UpstreamBroken
+from proxy.forward import Timings
 from proxy.sse import DONE
 
 STREAMED = b'"stream":true,"stream_options":{"include_usage":true},"return_progress":true'
 """The members that turn a caller's unstreamed request into one that can be assembled."""
-
-_NULL = msgspec.Raw(b"null")
-_ABSENT = msgspec.Raw()
-
-
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: msgspec.Raw = _NULL
-
-
-class _ToolCall(msgspec.Struct):
-    index: int = 0
-    id: str | None = None
-    function: _Function = msgspec.field(default_factory=_Function)
-
-
-class _Delta(msgspec.Struct):
-    content: msgspec.Raw = _NULL
-    reasoning_content: msgspec.Raw = _NULL
-    tool_calls: list[_ToolCall] | None = None
 
 
 class _Logprobs(msgspec.Struct):
@@ -39,46 +20,24 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    index: int = 0
-    delta: _Delta = msgspec.field(default_factory=_Delta)
-    text: msgspec.Raw = _NULL
+    delta: Delta = msgspec.field(default_factory=Delta)
+    text: msgspec.Raw = NULL
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
 
 
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
+class _Chunk(Event):
+    choices: tuple[_Choice, ...] = ()
     created: int = 0
     id: str = ""
     model: str = ""
     system_fingerprint: str = ""
-    usage: msgspec.Raw = _ABSENT
-    timings: msgspec.Raw = _ABSENT
-    error: msgspec.Raw = _ABSENT
+    usage: msgspec.Raw = ABSENT
+    timings: msgspec.Raw = ABSENT
 
 
 _CHUNK = msgspec.json.Decoder(_Chunk)
 _TIMINGS = msgspec.json.Decoder(Timings)
-
-
-class _Text:
-    """JSON strings joined without decoding."""
-
-    __slots__ = ("_parts",)
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-
-    def add(self, raw: msgspec.Raw) -> None:
-        part = bytes(raw)
-        if part[:1] == b'"':
-            self._parts.append(part[1:-1])
-
-    def __bool__(self) -> bool:
-        return bool(self._parts)
-
-    def joined(self) -> msgspec.Raw:
-        return msgspec.Raw(b'"' + b"".join(self._parts) + b'"')
 
 
 class Assembly:
@@ -86,12 +45,11 @@ class Assembly:
 
     def __init__(self, socket_path: str, *, chat: bool) -> None:
         self._socket_path, self._chat = socket_path, chat
-        self._text, self._reasoning = _Text(), _Text()
-        self._tools: dict[int, tuple[_ToolCall, _Text]] = {}
+        self._text, self._reasoning, self._tools = JsonText(), JsonText(), ToolCalls()
         self._logprobs: list[msgspec.Raw] | None = None
         self._finish: str | None = None
         self._last = _Chunk()
-        self._usage = self._timings = _ABSENT
+        self._usage = self._timings = ABSENT
         self._done = False
 
     def add(self, event: bytes) -> None:
@@ -99,16 +57,10 @@ class Assembly:
         if event == DONE:
             self._done = True
             return
-        try:
-            chunk = _CHUNK.decode(event)
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            raise UpstreamBroken(self._socket_path, f"an event that is no chunk ({exc})") from exc
-        if chunk.error != _ABSENT:
-            raise ChildFailed(event_error(event))
-        self._last = chunk
-        if chunk.timings != _ABSENT:
+        chunk = self._last = read_event(event, _CHUNK, self._socket_path)
+        if chunk.timings != ABSENT:
             self._timings = chunk.timings
-        if chunk.usage != _ABSENT:
+        if chunk.usage != ABSENT:
             self._usage = chunk.usage
         for choice in chunk.choices:
             self._add_choice(choice)
@@ -120,16 +72,13 @@ class Assembly:
         if choice.logprobs is not None and choice.logprobs.content is not None:
             self._logprobs = self._logprobs or []
             self._logprobs += choice.logprobs.content
-        for call in choice.delta.tool_calls or ():
-            known, arguments = self._tools.setdefault(call.index, (call, _Text()))
-            known.id = known.id or call.id
-            known.function.name = known.function.name or call.function.name
-            arguments.add(call.function.arguments)
+        if choice.delta.tool_calls is not None:
+            self._tools.add(choice.delta.tool_calls)
 
     @property
     def timings(self) -> Timings | None:
         """What the work took, once told."""
-        return _TIMINGS.decode(self._timings) if self._timings != _ABSENT else None
+        return _TIMINGS.decode(self._timings) if self._timings != ABSENT else None
 
     def reply(self) -> bytes:
         """The whole reply. Raises UpstreamBroken where the stream ended before its end."""
@@ -143,10 +92,10 @@ class Assembly:
             "system_fingerprint": last.system_fingerprint,
             "object": "chat.completion" if self._chat else "text_completion",
         }
-        if self._usage != _ABSENT:
+        if self._usage != ABSENT:
             reply["usage"] = self._usage
         reply["id"] = last.id
-        if self._timings != _ABSENT:
+        if self._timings != ABSENT:
             reply["timings"] = self._timings
         return msgspec.json.encode(reply)
 
@@ -174,10 +123,10 @@ class Assembly:
         if self._reasoning:
             message["reasoning_content"] = self._reasoning.joined()
         if self._tools:
-            message["tool_calls"] = [self._tool_call(index) for index in sorted(self._tools)]
+            message["tool_calls"] = [_tool_call(*call) for call in self._tools]
         return message
 
-    def _tool_call(self, index: int) -> dict[str, object]:
-        call, arguments = self._tools[index]
-        function = {"name": call.function.name, "arguments": arguments.joined()}
-        return {"type": "function", "function": function, "id": call.id or ""}
+
+def _tool_call(call: ToolCall, arguments: msgspec.Raw) -> dict[str, object]:
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"type": "function", "function": function, "id": call.id or ""}

@@ -198,7 +198,8 @@ class Connection(asyncio.Protocol):
         if self._head_done:
             return  # a trailer
         if len(self.headers) >= HEAD_FIELDS or len(name) + len(value) > HEAD_BYTES:
-            raise UpstreamBroken(self.socket_path, f"its head is over {HEAD_FIELDS} fields")
+            limits = f"{HEAD_FIELDS} fields or {HEAD_BYTES} bytes"
+            raise UpstreamBroken(self.socket_path, f"its head is over {limits}")
         lower = name.lower()
         if lower in (b"content-length", b"transfer-encoding"):
             self._framed = True

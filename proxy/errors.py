@@ -90,6 +90,21 @@ class CloudModel(BadRequest):
         super().__init__("ollama cloud is disabled: remote model is unavailable", param="model")
 
 
+class NoEmbeddings(BadRequest):
+    """Embeddings were asked of a text model."""
+
+    status = 501
+    code = "not_supported_error"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f'"{name}" does not support embeddings: it is a text model;'
+            " use one made for embeddings",
+            param="model",
+        )
+
+
 class PromptTooLong(ProxyError):
     """The prompt has more tokens than a slot holds."""
 

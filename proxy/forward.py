@@ -7,10 +7,9 @@ Leaving, however it happens, closes the upstream connection, which frees the slo
 lease back.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from time import monotonic
+from typing import TypeVar
 
 import msgspec
 
@@ -32,10 +31,9 @@ from supervisor.lease import Lease, Usage
 
 REPLY_BYTES = 256 << 20  # a whole reply is held in memory: embeddings of a large batch
 ERROR_BYTES = 1 << 20
-REAPED_S = (
-    2.0  # a child's end is known to the fleet within milliseconds; this is when it certainly is
-)
-LOOK_S = 0.02  # cadence of asking for another lease until then
+REAPED_S = 2.0  # the fleet knows of a child's end within milliseconds; by now it certainly does
+
+T = TypeVar("T")
 
 _JSON_HEADERS = ((b"Content-Type", b"application/json"),)
 
@@ -67,24 +65,20 @@ async def converse(
 
     `hear` may be called twice, and starts anew. Raises LeaseError, UpstreamError, what it raises.
     """
-    lost_path: str | None = None
-    reaped_at_s = 0.0
-    while True:
-        try:
-            async with door.service.lease(
-                model.model_id, caller=exchange.caller, keep_alive_s=keep_alive_s
-            ) as lease:
-                if lease.socket_path != lost_path or monotonic() >= reaped_at_s:
-                    exchange.lease = lease
-                    async with _sent(door, order, lease) as response:
-                        return await hear(lease, response)
-        except UpstreamGone as gone:
-            if lost_path is not None or exchange.begun:
-                raise
-            lost_path, reaped_at_s = gone.socket_path, monotonic() + REAPED_S
-            continue
-        # The fleet has not noticed yet that this child is gone: the lease was given back unused.
-        await asyncio.sleep(LOOK_S)
+    for is_last_try in (False, True):
+        async with door.service.lease(
+            model.model_id, caller=exchange.caller, keep_alive_s=keep_alive_s
+        ) as lease:
+            exchange.lease = lease
+            try:
+                async with _sent(door, order, lease) as response:
+                    await hear(lease, response)
+                return
+            except UpstreamGone:
+                if is_last_try or exchange.begun:
+                    raise
+                # Leased meanwhile, so that nobody else is granted the slot of a dead child.
+                await door.service.until_gone(lease, within_s=REAPED_S)
 
 
 def _sent(door: Door, order: Order, lease: Lease) -> UpstreamRequest:
@@ -106,14 +100,32 @@ def pinned(order: Order, lease: Lease) -> Buffers:
     return amended(order.body, extra + b'"id_slot":%d' % lease.slot)
 
 
-async def ask(door: Door, lease: Lease, *, target: bytes, body: bytes) -> bytes:
+async def ask(
+    door: Door, lease: Lease, decoder: msgspec.json.Decoder[T], *, target: bytes, body: bytes
+) -> T:
     """The child's reply to a question that takes no slot. Raises ChildRefused, UpstreamError."""
     async with door.pools.request(
         lease.socket_path, method=b"POST", target=target, headers=_JSON_HEADERS, body=(body,)
     ) as response:
-        if response.status != 200:
-            raise await refusal(response, lease)
-        return await response.read(limit_bytes=REPLY_BYTES)
+        return await whole_reply(lease, response, decoder)
+
+
+async def whole_reply(
+    lease: Lease, response: UpstreamResponse, decoder: msgspec.json.Decoder[T]
+) -> T:
+    """The one object that a child replies with. Raises what it refuses, UpstreamError."""
+    if response.status != 200:
+        raise await refusal(response, lease)
+    reply = await response.read(limit_bytes=REPLY_BYTES)
+    return understood(reply, decoder, socket_path=response.socket_path)
+
+
+def understood(reply: bytes, decoder: msgspec.json.Decoder[T], *, socket_path: str) -> T:
+    """A child's whole reply as `decoder` knows it. Raises UpstreamBroken for any other."""
+    try:
+        return decoder.decode(reply)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise UpstreamBroken(socket_path, f"it is of another shape ({exc})") from exc
 
 
 class _ChildError(msgspec.Struct):
@@ -142,9 +154,7 @@ async def refusal(response: UpstreamResponse, lease: Lease) -> Exception:
         return PromptTooLong(
             model=lease.model_id, n_prompt=error.n_prompt_tokens, n_ctx=error.n_ctx
         )
-    if (
-        "json.exception." in error.message
-    ):  # a wrong body; some builds of llama-server call it a server error
+    if "json.exception." in error.message:  # a wrong body, which some builds answer with 500
         return BadJson(error.message)
     message = error.message or f"llama-server answered {response.status} without a message"
     return ChildRefused(status=response.status, kind=error.type, message=message)

@@ -7,6 +7,8 @@ from proxy.door import Door
 from proxy.errors import BadRequest, CloudModel, UnknownModel
 from proxy.exchange import Exchange
 
+MAX_NAME = 600  # a host of 350, and namespace, model and tag of 80 each, as Ollama bounds them
+
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,79}"
 _NAME = re.compile(
     rf"(?:[a-z]+://)?(?:[A-Za-z0-9_][A-Za-z0-9_.:\-]{{0,349}}/)?(?:{_PART}/)*{_PART}(?::{_PART})?"
@@ -36,6 +38,8 @@ def served(door: Door, exchange: Exchange, name: str, *, unknown: str | None = N
 
 
 def _check(name: str) -> None:
+    if len(name) > MAX_NAME:
+        raise BadName
     lower = name.lower()
     if ":cloud:" in lower or lower.endswith((":cloud:local", ":local:cloud")):
         raise BadName(f'use either :local or :cloud, not both: "{name}"')

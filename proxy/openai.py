@@ -10,7 +10,7 @@ from proxy import names
 from proxy.assemble import STREAMED, Assembly
 from proxy.bodies import decoded
 from proxy.door import Door
-from proxy.errors import BadRequest
+from proxy.errors import BadRequest, NoEmbeddings
 from proxy.exchange import Exchange
 from proxy.forward import Hear, Order, converse, refusal, relay_stream, relay_whole
 from proxy.sse import EventReader
@@ -61,26 +61,12 @@ async def embeddings(door: Door, exchange: Exchange) -> None:
     asked = decoded(body, _ASKED)
     model = _served(door, exchange, asked.model)
     if not model.info.is_embedding:
-        raise NoEmbeddings(model)
+        raise NoEmbeddings(model.model_id)
     async with exchange.attended():
         await converse(
             door, exchange, Order(b"/v1/embeddings", body),
             model=model, keep_alive_s=_keep_alive_s(asked), hear=partial(relay_whole, exchange),
         )  # fmt: skip
-
-
-class NoEmbeddings(BadRequest):
-    """Embeddings were asked of a text model."""
-
-    status = 501
-    code = "not_supported_error"
-
-    def __init__(self, model: ServedModel) -> None:
-        super().__init__(
-            f'"{model.model_id}" does not support embeddings: it is a text model;'
-            " use one made for embeddings",
-            param="model",
-        )
 
 
 async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:

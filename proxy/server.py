@@ -4,7 +4,7 @@ uvicorn's own serve() takes SIGTERM and wakes ten times a second; its parts are 
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from socket import AF_INET, AF_INET6, IPPROTO_TCP, TCP_NODELAY, socket
 from time import monotonic
 
@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from proxy.app import PARTING_S, ASGIApp
 
-log = structlog.stdlib.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 KEEP_ALIVE_S = 75  # as nginx; a client that pools must not find its connection closed under it
 ABORT_S = 1.0  # for tasks that were cancelled to be gone
@@ -87,17 +87,17 @@ async def serve(
     *,
     stop: asyncio.Event,
     started: asyncio.Event,
-    drain_s: float,
+    drain_s: Callable[[], float],
 ) -> None:
     """Serves from `started` until `stop` is set, then drains; cancelled, it ends without draining.
 
-    Requests that still run after drain_s end with an error in their dialect.
+    `drain_s` is asked then: requests that still run after it end with an error in their dialect.
     """
     server = DoorServer(app)
     await server.open(sockets)
     started.set()
     try:
         await stop.wait()
-        await server.drain(drain_s=drain_s)
+        await server.drain(drain_s=drain_s())
     finally:
         await server.abort()

@@ -32,6 +32,9 @@ class Service(Protocol):
         Raises LeaseError.
         """
 
+    async def until_gone(self, lease: Lease, *, within_s: float) -> None:
+        """Returns once the child behind `lease` is known to be gone, or `within_s` have passed."""
+
     def report(self, lease: Lease, usage: Usage) -> None:
         """What an exchange under `lease` did, for tokens/s in status."""
 

@@ -41,15 +41,23 @@ class _Pool:
     async def enter(self) -> None:
         """Waits for room for one more exchange. Raises UpstreamStalled."""
         self._under_way += 1
+        entered = False
+        try:
+            if self._room.locked():
+                await self._wait_for_room()
+            else:
+                await self._room.acquire()
+            entered = True
+        finally:
+            if not entered:
+                self._under_way -= 1
+
+    async def _wait_for_room(self) -> None:
         try:
             async with asyncio.timeout(CONNECT_S):
                 await self._room.acquire()
         except TimeoutError as exc:
-            self._under_way -= 1
             raise UpstreamStalled(self.path, doing="free a connection", limit_s=CONNECT_S) from exc
-        except BaseException:
-            self._under_way -= 1
-            raise
 
     def leave(self) -> None:
         """Gives the room back."""
@@ -163,9 +171,9 @@ class UpstreamRequest:
         await self._pool.enter()
         try:
             self._connection = await self._sent()
-        except BaseException:
-            self._pool.leave()
-            raise
+        finally:
+            if self._connection is None:
+                self._pool.leave()
         return UpstreamResponse(self._connection)
 
     async def __aexit__(
@@ -192,11 +200,13 @@ class UpstreamRequest:
         return await self._tried(await self._pool.fresh())
 
     async def _tried(self, connection: Connection) -> Connection:
+        answered = False
         try:
             await connection.send(self._head, self._body)
-        except BaseException:
-            connection.abort()
-            raise
+            answered = True
+        finally:
+            if not answered:
+                connection.abort()
         return connection
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -11,7 +12,7 @@ from proxy import names
 from proxy.door import Door
 from proxy.errors import BadRequest, PromptTooLong
 from proxy.exchange import Exchange
-from proxy.forward import REPLY_BYTES, Order, ask, converse, refusal
+from proxy.forward import Hear, Order, ask, converse, whole_reply
 from proxy.ollama.answering import Answering, ContextOf
 from proxy.ollama.options import Options
 from proxy.ollama.replies import EMPTY, Writer, json_string
@@ -29,6 +30,8 @@ from supervisor.lease import Lease
 CHAT = b"/v1/chat/completions"
 COMPLETION = b"/completion"
 INFILL = b"/infill"
+
+T = TypeVar("T")
 
 
 class Incapable(BadRequest):
@@ -161,13 +164,13 @@ class _Turn:
             is_chat_route=target == CHAT,
             context_of=context_of,
         )
-        return await self._converse(target, told, answering)
+        return await self._converse(target, told, answering.hear)
 
     async def rendered(self, told: dict[str, object]) -> str:
         """The prompt as the model reads it: a chat in its template, or the text as it is."""
         if "messages" not in told:
             return str(told.get("prompt", ""))
-        return _PROMPT.decode(await self._read(b"/apply-template", told)).prompt
+        return (await self._read(b"/apply-template", told, _PROMPT)).prompt
 
     async def _show_prompt(self, told: dict[str, object]) -> None:
         info = b',"_debug_info":{"rendered_template":%b}}' % json_string(await self.rendered(told))
@@ -179,31 +182,27 @@ class _Turn:
         if len(text.encode()) <= n_ctx:  # a token is a byte at least
             return
         body: dict[str, object] = {"content": text, "add_special": True, "parse_special": True}
-        n_prompt = len(_TOKENS.decode(await self._read(b"/tokenize", body)).tokens)
+        n_prompt = len((await self._read(b"/tokenize", body, _TOKENS)).tokens)
         if n_prompt > n_ctx:
             raise PromptTooLong(model=self.common.model, n_prompt=n_prompt, n_ctx=n_ctx)
 
-    async def _read(self, target: bytes, told: dict[str, object]) -> bytes:
+    async def _read(
+        self, target: bytes, told: dict[str, object], decoder: msgspec.json.Decoder[T]
+    ) -> T:
         """The child's whole reply to a small question."""
-        reply: list[bytes] = []
+        replies: list[T] = []
 
         async def hear(lease: Lease, response: UpstreamResponse) -> None:
-            if response.status != 200:
-                raise await refusal(response, lease)
-            reply.append(await response.read(limit_bytes=REPLY_BYTES))
+            replies.append(await whole_reply(lease, response, decoder))
 
+        await self._converse(target, told, hear)
+        return replies[-1]
+
+    async def _converse(self, target: bytes, told: dict[str, object], hear: Hear) -> None:
         order = Order(target, msgspec.json.encode(told))
         await converse(
             self.door, self.exchange, order,
             model=self.model, keep_alive_s=self.common.keep_alive_s, hear=hear,
-        )  # fmt: skip
-        return reply[-1]
-
-    async def _converse(self, target: bytes, told: dict[str, object], answering: Answering) -> None:
-        order = Order(target, msgspec.json.encode(told))
-        await converse(
-            self.door, self.exchange, order,
-            model=self.model, keep_alive_s=self.common.keep_alive_s, hear=answering.hear,
         )  # fmt: skip
 
 
@@ -211,8 +210,8 @@ async def _context(
     door: Door, as_chat: bytes, before: tuple[int, ...], lease: Lease, text: bytes
 ) -> tuple[int, ...]:
     """The ids of all so far: what came before, the prompt as rendered, and the reply."""
-    prompt = _PROMPT.decode(await ask(door, lease, target=b"/apply-template", body=as_chat)).prompt
-    content = prompt + msgspec.json.decode(text, type=str)
+    rendered = await ask(door, lease, _PROMPT, target=b"/apply-template", body=as_chat)
+    content = rendered.prompt + msgspec.json.decode(text, type=str)
     told = {"content": content, "add_special": not before, "parse_special": True}
-    reply = await ask(door, lease, target=b"/tokenize", body=msgspec.json.encode(told))
-    return before + _TOKENS.decode(reply).tokens
+    body = msgspec.json.encode(told)
+    return before + (await ask(door, lease, _TOKENS, target=b"/tokenize", body=body)).tokens

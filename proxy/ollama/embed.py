@@ -10,23 +10,12 @@ import msgspec
 from planners.model import ServedModel
 from proxy import names
 from proxy.door import Door
-from proxy.errors import BadRequest
+from proxy.errors import BadRequest, NoEmbeddings
 from proxy.exchange import Exchange
-from proxy.forward import REPLY_BYTES, Order, converse, refusal
+from proxy.forward import Order, converse, whole_reply
 from proxy.ollama.fields import read_object
 from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease
-
-
-class NoEmbeddings(BadRequest):
-    """Embeddings were asked of a text model."""
-
-    status = 501
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f'"{name}" does not support embeddings: it is a text model; use one made for embeddings'
-        )
 
 
 class _Row(msgspec.Struct):
@@ -58,11 +47,8 @@ async def embed(door: Door, exchange: Exchange) -> None:
     """POST /api/embed."""
     fields = read_object(await _body(door, exchange), "EmbedRequest")
     texts = _texts(fields.value("input"))
-    name, dimensions, keep_alive_s = (
-        fields.text("model"),
-        fields.whole("dimensions"),
-        fields.keep_alive_s(),
-    )
+    name, keep_alive_s = fields.text("model"), fields.keep_alive_s()
+    dimensions = fields.whole("dimensions")
     model = names.served(door, exchange, name, unknown=_UNKNOWN.format(name) if name else None)
     async with exchange.attended():
         if not texts:
@@ -128,9 +114,7 @@ async def _embedded(
     got: list[_Embedded] = []
 
     async def hear(lease: Lease, response: UpstreamResponse) -> None:
-        if response.status != 200:
-            raise await refusal(response, lease)
-        reply = _REPLY.decode(await response.read(limit_bytes=REPLY_BYTES))
+        reply = await whole_reply(lease, response, _REPLY)
         rows = sorted(reply.data, key=lambda row: row.index)
         load_s = lease.granted_at_s - exchange.started_s
         got.append(

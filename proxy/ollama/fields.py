@@ -48,10 +48,10 @@ class Fields:
         value = self._values.get(name, default)
         return value if isinstance(value, str) else self._refuse(name, "string")
 
-    def flag(self, name: str, default: bool | None = False) -> bool | None:
+    def flag(self, name: str, *, default: bool = False) -> bool:
         """A boolean."""
         value = self._values.get(name, default)
-        return value if value is None or isinstance(value, bool) else self._refuse(name, "bool")
+        return value if isinstance(value, bool) else self._refuse(name, "bool")
 
     def whole(self, name: str, default: int = 0) -> int:
         """An integer."""
@@ -116,7 +116,7 @@ def read_object(body: bytes, owner: str) -> Fields:
         value = msgspec.json.decode(body)
     except RecursionError as exc:
         raise BadJson("the request body is nested too deeply") from exc
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except ValueError:  # no JSON, no UTF-8, half a surrogate pair, a number of thousands of digits
         value = _first_value(body)
     if value is None:
         return Fields({}, owner)
@@ -134,7 +134,8 @@ def _first_value(body: bytes) -> Any:
         raise BadJson("the request body is no UTF-8") from exc
     start = len(text) - len(text.lstrip(_BLANKS))
     try:
-        return json.JSONDecoder(parse_constant=_refuse_constant).raw_decode(text, start)[0]
+        value = json.JSONDecoder(parse_constant=_refuse_constant).raw_decode(text, start)[0]
+        return _encodable(value)
     except json.JSONDecodeError as exc:
         if exc.pos >= len(text.rstrip(_BLANKS)) or exc.msg.startswith("Unterminated string"):
             raise BadJson("unexpected EOF") from exc
@@ -142,8 +143,16 @@ def _first_value(body: bytes) -> Any:
             "looking for beginning of value" if exc.msg == "Expecting value" else "in JSON input"
         )
         raise BadJson(f"invalid character {text[exc.pos]!r} {where}") from exc
+    except ValueError as exc:
+        raise BadJson("the request body holds a number of thousands of digits") from exc
     except RecursionError as exc:
         raise BadJson("the request body is nested too deeply") from exc
+
+
+def _encodable(value: Any) -> Any:
+    """`value` with U+FFFD, as in Go, for halves of surrogate pairs, which have no UTF-8."""
+    text = json.dumps(value, ensure_ascii=False)
+    return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -1,5 +1,6 @@
 """Ollama's `options` as llama-server's sampler members. (Ollama's api/types.go, DefaultOptions.)"""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -63,22 +64,26 @@ def read_options(told: Mapping[str, Any]) -> Options:
 
 
 def _number(name: str, value: object, kind: type[int] | type[float]) -> float:
-    if kind is int:
-        whole = _whole(name, value)
-        if name == "seed":
-            return whole & 0xFFFFFFFF  # the child's seed is 32 bits; -1 becomes its "random"
-        return (
-            max(-1, min(whole, INT32)) if name == "num_predict" else max(-INT32, min(whole, INT32))
-        )
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        _refuse(name, "float32")
-    return float(value)
+    if kind is float:
+        return float(_finite(name, value, "float32"))
+    whole = _whole(name, value)
+    if name == "seed":
+        return whole & 0xFFFFFFFF  # the child's seed is 32 bits; -1 becomes its "random"
+    least = -1 if name == "num_predict" else -INT32
+    return max(least, min(whole, INT32))
 
 
 def _whole(name: str, value: object) -> int:
+    return int(_finite(name, value, "integer"))
+
+
+def _finite(name: str, value: object, kind: str) -> float:
+    """`value`, an int or a float that a float can hold: JSON can write larger ones, and 1e999."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        _refuse(name, "integer")
-    return int(value)
+        _refuse(name, kind)
+    if not -sys.float_info.max <= value <= sys.float_info.max:
+        _refuse(name, kind)
+    return value
 
 
 def _stop(value: object) -> list[str]:

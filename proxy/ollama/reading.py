@@ -4,13 +4,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from proxy.errors import ChildFailed, UpstreamBroken
-from proxy.forward import Timings, event_error
+from proxy.chunks import NULL, Delta, Event, ToolCall, ToolCalls, read_event
+from proxy.errors import ChildFailed
+from proxy.forward import Timings
 from proxy.ollama.replies import EMPTY
 from proxy.sse import DONE
-
-_NULL = msgspec.Raw(b"null")
-_ABSENT = msgspec.Raw()
 
 
 class Piece(msgspec.Struct):
@@ -45,42 +43,23 @@ class _Probabilities(msgspec.Struct):
     content: list[_Probability] | None = None
 
 
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _ToolCall(msgspec.Struct):
-    index: int = 0
-    id: str | None = None
-    function: _Function = msgspec.field(default_factory=_Function)
-
-
-class _Delta(msgspec.Struct):
-    content: msgspec.Raw = _NULL
-    reasoning_content: msgspec.Raw = _NULL
-    tool_calls: list[_ToolCall] | None = None
-
-
 class _Choice(msgspec.Struct):
-    delta: _Delta = msgspec.field(default_factory=_Delta)
+    delta: Delta = msgspec.field(default_factory=Delta)
     finish_reason: str | None = None
     logprobs: _Probabilities | None = None
 
 
-class _ChatEvent(msgspec.Struct):
-    choices: list[_Choice] = []
+class _ChatEvent(Event):
+    choices: tuple[_Choice, ...] = ()
     timings: Timings | None = None
-    error: msgspec.Raw = _ABSENT
 
 
-class _CompletionEvent(msgspec.Struct):
-    content: msgspec.Raw = _NULL
+class _CompletionEvent(Event):
+    content: msgspec.Raw = NULL
     stop: bool = False
     stop_type: str = ""
     timings: Timings | None = None
     completion_probabilities: list[_Probability] | None = None
-    error: msgspec.Raw = _ABSENT
 
 
 _CHAT = msgspec.json.Decoder(_ChatEvent)
@@ -94,17 +73,12 @@ class ChatReading:
         self._socket_path, self._top = socket_path, top_logprobs
         self.finish: str | None = None
         self.timings = Timings()
-        self._calls: dict[int, _ToolCall] = {}
+        self._calls = ToolCalls()
 
     def read(self, event: bytes) -> Piece | None:
         if event == DONE:
             return None
-        try:
-            told = _CHAT.decode(event)
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            raise UpstreamBroken(self._socket_path, f"an event that is no chunk ({exc})") from exc
-        if told.error != _ABSENT:
-            raise ChildFailed(event_error(event))
+        told = read_event(event, _CHAT, self._socket_path)
         if told.timings is not None:
             self.timings = told.timings
         if not told.choices:
@@ -114,12 +88,9 @@ class ChatReading:
             self.finish = "length" if choice.finish_reason == "length" else "stop"
         delta = choice.delta
         if delta.tool_calls is not None:
-            self._collect(delta.tool_calls)
+            self._calls.add(delta.tool_calls)
         text, thinking = bytes(delta.content), bytes(delta.reasoning_content)
-        has_text, has_thinking = (
-            text[:1] == b'"' and text != EMPTY,
-            thinking[:1] == b'"' and thinking != EMPTY,
-        )
+        has_text, has_thinking = _says_something(text), _says_something(thinking)
         if not has_text and not has_thinking and choice.logprobs is None:
             return None
         return Piece(
@@ -128,32 +99,10 @@ class ChatReading:
             _logprobs(choice.logprobs.content, self._top) if choice.logprobs is not None else b"",
         )
 
-    def _collect(self, calls: list[_ToolCall]) -> None:
-        for call in calls:
-            known = self._calls.setdefault(call.index, call)
-            if known is call:
-                continue
-            known.id = known.id or call.id
-            known.function.name = known.function.name or call.function.name
-            known.function.arguments = (known.function.arguments or "") + (
-                call.function.arguments or ""
-            )
-
     def tool_calls(self) -> bytes:
         if not self._calls:
             return b""
-        return msgspec.json.encode([self._call(index) for index in sorted(self._calls)])
-
-    def _call(self, index: int) -> dict[str, Any]:
-        call = self._calls[index]
-        try:
-            arguments = msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
-        except msgspec.DecodeError as exc:
-            raise ChildFailed(
-                f"the arguments of its call to {call.function.name} are no JSON object"
-            ) from exc
-        told = {"index": index, "name": call.function.name or "", "arguments": arguments}
-        return {"id": call.id, "function": told} if call.id else {"function": told}
+        return msgspec.json.encode([_tool_call(*call) for call in self._calls])
 
 
 class CompletionReading:
@@ -165,19 +114,12 @@ class CompletionReading:
         self.timings = Timings()
 
     def read(self, event: bytes) -> Piece | None:
-        try:
-            told = _COMPLETION.decode(event)
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            raise UpstreamBroken(
-                self._socket_path, f"an event that is no completion ({exc})"
-            ) from exc
-        if told.error != _ABSENT:
-            raise ChildFailed(event_error(event))
+        told = read_event(event, _COMPLETION, self._socket_path)
         if told.stop:
             self.finish = "length" if told.stop_type == "limit" else "stop"
             self.timings = told.timings or self.timings
         text = bytes(told.content)
-        has_text = text[:1] == b'"' and text != EMPTY
+        has_text = _says_something(text)
         if not has_text and told.completion_probabilities is None:
             return None
         return Piece(
@@ -186,6 +128,22 @@ class CompletionReading:
 
     def tool_calls(self) -> bytes:
         return b""
+
+
+def _tool_call(call: ToolCall, arguments: msgspec.Raw) -> dict[str, Any]:
+    """Ollama's form, with the arguments as an object. Raises ChildFailed where they are none."""
+    name, text = call.function.name or "", msgspec.json.decode(arguments, type=str)
+    try:
+        decoded = msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except msgspec.DecodeError as exc:
+        raise ChildFailed(f"the arguments of its call to {name} are no JSON object") from exc
+    told = {"index": call.index, "name": name, "arguments": decoded}
+    return {"id": call.id, "function": told} if call.id else {"function": told}
+
+
+def _says_something(json_text: bytes) -> bool:
+    """True for a JSON string with characters in it; null and absent members are none."""
+    return json_text[:1] == b'"' and json_text != EMPTY
 
 
 def _logprobs(told: list[_Probability] | None, top: int) -> bytes:

@@ -9,6 +9,7 @@ import msgspec
 from proxy.forward import Timings
 
 EMPTY = b'""'
+FOREVER_AT_S = 10_989_000_000.0  # in 2318: Go's longest duration from now
 
 
 class _Clock:
@@ -33,9 +34,6 @@ _CLOCK = _Clock()
 def rfc3339(seconds: float) -> str:
     """UTC seconds as local time with its offset; the year 2318 at most, Ollama's "forever"."""
     return datetime.fromtimestamp(min(seconds, FOREVER_AT_S)).astimezone().isoformat()
-
-
-FOREVER_AT_S = 10_989_000_000.0  # in 2318: Go's longest duration from now
 
 
 def json_string(text: str) -> bytes:

@@ -82,7 +82,7 @@ def read_chat(body: bytes) -> ChatRequest:
 def read_generate(body: bytes) -> GenerateRequest:
     """The request in `body`. Raises BadRequest."""
     fields = read_object(body, "GenerateRequest")
-    raw, template = bool(fields.flag("raw")), fields.text("template")
+    raw, template = fields.flag("raw"), fields.text("template")
     system, context = fields.text("system"), fields.whole_numbers("context")
     if raw and (template or system or context):
         raise BadRequest("raw mode does not support template, system, or context")
@@ -108,24 +108,22 @@ def _common(fields: Fields) -> Common:
         raise BadRequest("top_logprobs must be between 0 and 20")
     return Common(
         model=fields.text("model"),
-        stream=bool(fields.flag("stream", default=True)),
+        stream=fields.flag("stream", default=True),
         keep_alive_s=fields.keep_alive_s(),
         think=_think(fields.value("think")),
         format=fields.value("format") or None,
-        logprobs=bool(fields.flag("logprobs")),
+        logprobs=fields.flag("logprobs"),
         top_logprobs=top_logprobs,
-        shift=bool(fields.flag("shift", default=True)),
-        render_only=bool(fields.flag("_debug_render_only")),
+        shift=fields.flag("shift", default=True),
+        render_only=fields.flag("_debug_render_only"),
         told_options=fields.mapping("options"),
     )
 
 
 def _think(value: object) -> bool | str | None:
-    if (
-        value is None
-        or isinstance(value, bool)
-        or (isinstance(value, str) and value in THINK_LEVELS)
-    ):
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value in THINK_LEVELS:
         return value
     told = f'"{value}"' if isinstance(value, str) else str(value)
     levels = ", ".join(f'"{level}"' for level in THINK_LEVELS)

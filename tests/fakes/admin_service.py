@@ -91,6 +91,8 @@ READY = Observed(
     cause=None,
     retry_at_s=None,
 )
+FOREVER = replace(READY, running=0, waiting=0, keep_alive_s=math.inf, expires_at=math.inf)
+"""READY, pinned and idle."""
 CRASHED = replace(
     READY,
     instance_id=InstanceId("i2"),
@@ -279,11 +281,7 @@ class _Serving:
         app = build_admin_app(self._service)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(
-                serve(app, (self._listener,), stop=self._stop, started=started, drain_s=1.0)
+                serve(app, (self._listener,), stop=self._stop, started=started, drain_s=lambda: 1.0)
             )
             await started.wait()
             self.is_up.set()
-
-
-FOREVER = replace(READY, running=0, waiting=0, keep_alive_s=math.inf, expires_at=math.inf)
-"""READY, pinned and idle."""

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from planners.model import BrokenFile, ModelId, ModelInfo, ModelSettings, ServedModel
+from planners.model import BrokenFile, ModelId, ModelInfo, ServedModel
 from planners.plan import InstanceId, LaunchPlan
 from planners.view import InstanceState, Observed
 from supervisor.lease import Lease, Usage
+from tests.fakes.machines import PLAIN
 
 FAKE = (sys.executable, str(Path(__file__).with_name("llama_server.py")))
 """argv of the fake engine."""
@@ -58,22 +59,12 @@ def served_model(
     *, model_id: str = "tiny", path: str = "", info: ModelInfo | None = None
 ) -> ServedModel:
     """A model as the catalogue would offer it."""
-    settings = ModelSettings(
-        context=None,
-        parallel=None,
-        pin=False,
-        keep_alive_s=300.0,
-        flags=(),
-        mmproj_path=None,
-        draft_path=None,
-        lora_paths=(),
-    )
     return ServedModel(
         model_id=ModelId(model_id),
         aliases=(),
         path=path,
         info=info or model_info(),
-        settings=settings,
+        settings=PLAIN,
         size_bytes=98_362_432,
         modified_at=1_700_000_000.0,
         file_key="1",
@@ -215,6 +206,13 @@ class FleetOfOne:
         finally:
             self.leases -= 1
             self._free.put_nowait(slot)
+
+    async def until_gone(self, lease: Lease, *, within_s: float) -> None:
+        child = self.child
+        if child is not None and child.socket_path == lease.socket_path:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(within_s):
+                    await child.process.wait()
 
     def report(self, lease: Lease, usage: Usage) -> None:
         self.usages.append(usage)

@@ -1,10 +1,11 @@
 #!/usr/bin/env -S python3 -SE
 """A llama-server without a model: argv, log, child protocol, HTTP and ways to end of the real one.
 
-One file of the standard library alone, so that it can be copied anywhere and take any engine's
-place. It replies with the words of the last message, over and over. What goes wrong is ordered as
-JSON (see Faults): `--fake-faults JSON`, `--fake-faults FILE`, or the same in FAKE_FAULTS; a file is
-read at each launch. Its contract tests run on the real binary too, so that it cannot drift.
+One file of the standard library alone, and long for that, so that it can be copied anywhere and
+take any engine's place. It replies with the words of the last message, over and over. What goes
+wrong is ordered as JSON (see Faults): `--fake-faults JSON`, `--fake-faults FILE`, or the same in
+FAKE_FAULTS; a file is read at each launch. Its contract tests run on the real binary too, so that
+it cannot drift.
 """
 
 import asyncio

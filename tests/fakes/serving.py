@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -32,7 +32,10 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    service: Service, *, settings: DoorSettings = SETTINGS, drain_s: float = 0.2
+    service: Service,
+    *,
+    settings: DoorSettings = SETTINGS,
+    drain_s: Callable[[], float] = lambda: 0.2,
 ) -> AsyncIterator[Served]:
     """Serves `service`; ends with a drain."""
     listener = socket.socket()

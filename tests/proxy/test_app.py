@@ -32,6 +32,7 @@ def fleet(folder: Path) -> FleetOfOne:
         ("DELETE", "/v1/models/x", 405, "405 method not allowed"),
         ("GET", "//api/version", 200, '{"version":"0.24.0"}'),
         ("GET", "/api/version/", 200, '{"version":"0.24.0"}'),
+        ("POST", "//api/embeddings", 400, '{"error":"missing request body"}'),
     ],
 )
 async def test_paths_are_answered_as_ollama_answers_them(
@@ -90,13 +91,20 @@ async def test_a_rebound_host_name_is_refused(tmp_path: Path) -> None:
     assert (reply.status_code, reply.content) == (403, b"")
 
 
-@pytest.mark.parametrize(("path", "status"), [("/api/show", 413), ("/v1/completions", 413)])
-async def test_a_body_over_the_limit_is_refused(tmp_path: Path, path: str, status: int) -> None:
+async def test_slashes_to_spare_do_not_change_the_dialect(tmp_path: Path) -> None:
+    async with serving(fleet(tmp_path)) as at:
+        reply = await at.client.get(f"{at.url}//v1/models/nope")
+
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("path", ["/api/show", "/v1/completions"])
+async def test_a_body_over_the_limit_is_refused(tmp_path: Path, path: str) -> None:
     body = {"model": "tiny", "prompt": "x" * (SETTINGS.max_body_bytes + 1)}
     async with serving(fleet(tmp_path)) as at:
         reply = await at.client.post(path, json=body)
 
-    assert reply.status_code == status
+    assert reply.status_code == 413
     assert "limit of 1048576 bytes" in reply.text
 
 

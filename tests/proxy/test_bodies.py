@@ -13,6 +13,7 @@ from proxy.errors import BadJson, BodyTooLarge, CallerLeft
 
 class Asked(msgspec.Struct):
     model: str | None = None
+    n: int | None = None
 
 
 ASKED = msgspec.json.Decoder(Asked)
@@ -71,6 +72,7 @@ async def test_a_caller_who_leaves_in_mid_body_is_no_request() -> None:
         pytest.param(b'{"model":"a"} x', "no JSON", id="trailing text"),
         pytest.param(b'{"model":"\xff"}', "no JSON", id="no UTF-8"),
         pytest.param(b'{"a":' + b"[" * 100_000, "nested too deeply", id="100,000 brackets"),
+        pytest.param(b'{"n":' + b"9" * 5000 + b"}", "wrong shape", id="5,000 digits"),
     ],
 )
 def test_what_is_no_request_is_refused_with_a_reason(body: bytes, why: str) -> None:

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from structlog.typing import EventDict
 
+from proxy.errors import UpstreamBroken
+from proxy.forward import understood
 from tests.fakes.fleet_of_one import FAKE, FleetOfOne, fleet_of_one
 from tests.fakes.serving import Served, serving
 
@@ -18,6 +21,11 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "one two three
 STREAM = {**CHAT, "stream": True}
 ROUTES = ("/v1/chat/completions", "/api/chat")
 SOON_S = 5.0
+
+
+class Reply(msgspec.Struct):
+    prompt: str
+
 
 Said = Callable[[Any], str]
 
@@ -180,6 +188,7 @@ async def test_a_caller_who_leaves_in_mid_reply_frees_the_slot(
 ) -> None:
     read_s = 0.3
     async with door(tmp_path, token_s=0.02 if not stream else 0.6, tokens=1000) as (fleet, at):
+        await fleet.load(fleet.model.model_id)
         with pytest.raises(httpx.ReadTimeout):
             await at.client.post(
                 route, json={**CHAT, "stream": stream}, timeout=httpx.Timeout(5, read=read_s)
@@ -266,6 +275,12 @@ async def test_a_prompt_over_the_context_is_refused_with_its_numbers(
     assert "64 tokens" in message
     assert "exceeds the context" in message
     assert "raise context" in message
+
+
+@pytest.mark.parametrize("reply", [b'{"prompt":5}', b"{}", b"\xff", b""])
+def test_a_childs_reply_of_another_shape_is_a_broken_one(reply: bytes) -> None:
+    with pytest.raises(UpstreamBroken, match="of another shape"):
+        understood(reply, msgspec.json.Decoder(Reply), socket_path="child")
 
 
 async def test_what_an_exchange_took_is_reported(tmp_path: Path) -> None:

@@ -114,6 +114,7 @@ async def test_a_caller_who_leaves_frees_the_slot(tmp_path: Path, route: str, st
     told = {**GREEDY, "max_tokens": 900, "stream": stream, "options": {"num_predict": 900}}
     told["messages"] = [{"role": "user", "content": "Write a very long story."}]
     async with engine(tmp_path) as (fleet, at):
+        await fleet.load(fleet.model.model_id)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1), at.client.stream("POST", route, json=told) as reply:
                 await reply.aread()

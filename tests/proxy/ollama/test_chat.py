@@ -128,6 +128,7 @@ async def test_an_empty_request_with_no_keep_alive_unloads_whatever_its_options(
         ("/api/generate", {**GENERATE, "model": ""}, 404, "model '' not found"),
         ("/api/chat", {**CHAT, "model": "nope"}, 404, "model 'nope' not found"),
         ("/api/chat", {**CHAT, "model": "a b"}, 400, "invalid model name"),
+        ("/api/chat", {**CHAT, "model": "a" * 601}, 400, "invalid model name"),
         ("/api/chat", {**CHAT, "model": "m:20b-cloud"}, 403, "ollama cloud is disabled"),
         ("/api/chat", {**CHAT, "think": True}, 400, '"tiny" does not support thinking'),
         ("/api/chat", {**CHAT, "tools": [{"type": "function"}]}, 400,

@@ -23,6 +23,7 @@ from proxy.ollama.fields import read_object
         (b"5", "json: cannot unmarshal number into Go value of type api.R"),
         (b'{"a":' + b"[" * 100_000, "nested too deeply"),
         (b'{"a":"\xff"}', "no UTF-8"),
+        (b'{"a":' + b"9" * 5000 + b"}", "a number of thousands of digits"),
     ],
 )
 def test_a_body_that_is_no_object_is_refused_in_ollamas_words(body: bytes, says: str) -> None:
@@ -42,6 +43,12 @@ def test_any_bytes_are_an_object_or_refused(body: bytes) -> None:
 
 def test_only_the_first_value_counts() -> None:
     assert read_object(b'{"model":"a"} trailing', "R").text("model") == "a"
+
+
+def test_half_a_surrogate_pair_becomes_a_character_that_can_be_sent_on() -> None:
+    fields = read_object(b'{"prompt":"a\\ud800b \\ud83d\\ude00"}', "R")
+
+    assert fields.text("prompt") == "a\ufffdb \U0001f600"
 
 
 def test_null_is_an_object_without_fields() -> None:

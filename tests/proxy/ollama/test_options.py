@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from proxy.errors import BadOption
@@ -55,6 +57,8 @@ def test_launch_options_and_unknown_ones_do_not_reach_the_child() -> None:
         ({"temperature": "0.5"}, 'option "temperature" must be of type float32'),
         ({"num_ctx": "big"}, 'option "num_ctx" must be of type integer'),
         ({"top_k": True}, 'option "top_k" must be of type integer'),
+        ({"top_k": math.inf}, 'option "top_k" must be of type integer'),
+        ({"temperature": 10**400}, 'option "temperature" must be of type float32'),
         ({"use_mmap": 1}, 'option "use_mmap" must be of type boolean'),
         ({"stop": "x"}, 'option "stop" must be of type array'),
         ({"stop": [1]}, 'option "stop" must be of an array of strings'),
