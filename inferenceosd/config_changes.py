@@ -1,15 +1,18 @@
-"""What differs between two configurations, in words. Pure."""
+"""What a new configuration changes, in words. Pure."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 
 from inferenceosd.config import Config
+from planners.model import ModelId
+from planners.view import Observed
 
 _SECTIONS = {
     "max_body_bytes": "server.max_body",
     "origins": "server.origins",
     "model_dirs": "models.dirs",
     "model_defaults": "[models]",
-    "placement": "[devices], [memory] or [models]",
+    "placement": "[devices], [memory], [models] or [engine]",
     "fleet": "[fleet] or [models]",
     "backends": "[backends]",
     "log": "[log]",
@@ -37,6 +40,18 @@ def needs_restart(before: Config, after: Config) -> tuple[str, ...]:
     """Changed settings that only a new daemon takes up, by their keys."""
     return tuple(
         key for name, key in _ONLY_AT_START.items() if getattr(before, name) != getattr(after, name)
+    )
+
+
+def drained_models(
+    running: Iterable[Observed], launch_keys: Mapping[ModelId, str]
+) -> tuple[str, ...]:
+    """Which instances stop because of what is wanted now, by model, a sentence each."""
+    after = {True: "then starts anew on its next request", False: "then is gone"}
+    return tuple(
+        f"{seen.model_id} is drained, {after[seen.model_id in launch_keys]}"
+        for seen in running
+        if launch_keys.get(seen.model_id) != seen.launch_key
     )
 
 

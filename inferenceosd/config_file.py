@@ -177,7 +177,7 @@ def _leaves(
         elif isinstance(value, dict):
             yield from _leaves(value, by_path, path)
         else:
-            inside = ", ".join(known[-1] for known in by_path if known[: len(path)] == path)  # type: ignore[misc]  # keys of sections are text
+            inside = ", ".join(str(known[-1]) for known in by_path if known[: len(path)] == path)
             raise Refused("a value where a table belongs", path=path, allowed=inside)
 
 

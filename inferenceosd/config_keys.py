@@ -53,7 +53,8 @@ SERVER_ORIGINS = Key(
     "Origins of web pages that may call, besides this machine's own; `*` stands for anything.",
     "as in Ollama, only local pages and applications",
 )
-# Folders and the admin socket: [admin]
+
+# The admin socket, and folders
 ADMIN_SOCKET = Key(
     "admin.socket",
     or_unset(PATH),
@@ -205,7 +206,7 @@ FLEET_RESTART_WINDOW = Key(
     "longer than five loads of a large model",
 )
 
-# Engine, log, Ollama: [engine]
+# Engines, the log, Ollama
 ENGINE_ORDER = Key(
     "engine.order",
     TEXTS,
@@ -242,6 +243,7 @@ OLLAMA_GPU_OVERHEAD = Key(
     "Ollama's OLLAMA_GPU_OVERHEAD",
 )
 
+# Tables by name
 DEVICES = Key(
     "devices",
     named_tables(DEVICE_KEYS, allowed='tables named after devices, [devices."NAME"]'),

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -12,7 +12,7 @@ import structlog
 
 from inferenceosd import __version__
 from inferenceosd.config import Config
-from inferenceosd.config_changes import changed_settings, needs_restart
+from inferenceosd.config_changes import changed_settings, drained_models, needs_restart
 from inferenceosd.config_error import ConfigError
 from inferenceosd.logs import configure_logging
 from planners.backends import Engine, RejectedEngine
@@ -54,12 +54,15 @@ class Parts:
 
 
 class Control:
-    """Implements proxy.admin.AdminService. Holds the configuration in force; replaces it whole."""
+    """Implements proxy.admin.AdminService. Holds the configuration in force; replaces it whole.
+
+    What only a new daemon takes up (sockets, folders) stays as it was at the start.
+    """
 
     def __init__(
         self, config: Config, parts: Parts, *, reread: Callable[[], Config], listen: Sequence[str]
     ) -> None:
-        self._config = config
+        self._config = self._at_start = config
         self._parts = parts
         self._reread = reread
         self._listen = ", ".join(listen)
@@ -67,6 +70,11 @@ class Control:
         self._engines: tuple[Engine, ...] | None = None
         self._rejected: tuple[RejectedEngine, ...] = ()
         self._turn = asyncio.Lock()
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+        return self._config
 
     async def find_engines(self) -> None:
         """Try every llama-server there is and go by those that run."""
@@ -144,21 +152,20 @@ class Control:
     # How settings come into force.
 
     async def _replace(self, config: Config) -> ReloadReport:
-        before = self._config
-        changed = changed_settings(before, config)
-        parts = self._parts
+        before, parts = self._config, self._parts
+        if config.backends != before.backends:
+            await self._adopt_engines(config)
         parts.catalogue.reconfigure(
             dirs=config.model_dirs, rules=config.models, defaults=config.model_defaults
         )
         await parts.catalogue.scan()
-        if config.backends != before.backends:
-            await self._adopt_engines(config)
+        # From here to the end without an await: nothing is launched by half of the new settings.
         configure_logging(config.log.format, config.log.level)
         self._config = config
         self._apply(config)
         report = ReloadReport(
-            changed=(*changed, *self._drained(parts.fleet.models())),
-            needs_restart=needs_restart(before, config),
+            changed=(*changed_settings(before, config), *self._drained()),
+            needs_restart=needs_restart(self._at_start, config),
         )
         log.info("config.reloaded", changed=report.changed, needs_restart=report.needs_restart)
         parts.journal.record("config.reloaded", reason="; ".join(report.changed))
@@ -169,18 +176,14 @@ class Control:
         self._parts.fleet.apply(Desired(self._engines, config.placement, config.fleet))
         self._parts.reconfigure_door(config)
 
-    def _drained(self, models: Iterable[ServedModel]) -> tuple[str, ...]:
-        """Which running models the new settings launch anew, each a sentence."""
-        keys = {m.model_id: launch_key(m, self._config.placement) for m in models}
-        return tuple(
-            f"{seen.model_id} is drained, then starts anew on its next request"
-            for seen in self._parts.fleet.running()
-            if keys.get(seen.model_id) != seen.launch_key
-        )
+    def _drained(self) -> tuple[str, ...]:
+        fleet, rules = self._parts.fleet, self._config.placement
+        keys = {served.model_id: launch_key(served, rules) for served in fleet.models()}
+        return drained_models(fleet.running(), keys)
 
     async def _adopt_engines(self, config: Config) -> None:
         engines, rejected = await find_engines(
-            configured=config.backends, state_dir=Path(config.state_dir)
+            configured=config.backends, state_dir=Path(self._at_start.state_dir)
         )
         self._engines, self._rejected = engines, rejected
         for refused in rejected:
@@ -213,7 +216,7 @@ class Control:
             started_at=self._started_at,
             listen=self._listen,
             config_file=self._config.file,
-            state_dir=self._config.state_dir,
+            state_dir=self._at_start.state_dir,
             has_tried_engines=self._engines is not None,
         )
 

@@ -19,6 +19,10 @@ from inferenceosd.config_error import ConfigError
 from inferenceosd.platform_folders import runtime_folder, state_folder, this_platform
 from planners.durations import BadDuration, parse_duration
 from proxy.admin_values import (
+    DEFAULT_EVENTS,
+    DEFAULT_LINES,
+    MAX_EVENTS,
+    MAX_LINES,
     EventsReport,
     LoadReport,
     LogReport,
@@ -171,7 +175,7 @@ class Duration(click.ParamType[float]):
             seconds = parse_duration(value)
         except BadDuration as exc:
             self.fail(str(exc), param, ctx)
-        if not 0 < seconds < float("inf"):
+        if not 0 < seconds < math.inf:
             self.fail("must be a span such as 1h or 30m", param, ctx)
         return seconds
 
@@ -266,7 +270,11 @@ def reload(door: Door) -> None:
 @main.command()
 @click.argument("model")
 @click.option(
-    "--tail", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Lines."
+    "--tail",
+    type=click.IntRange(1, MAX_LINES),
+    default=DEFAULT_LINES,
+    show_default=True,
+    help="Lines.",
 )
 @click.pass_obj
 def logs(door: Door, model: str, tail: int) -> None:
@@ -280,8 +288,8 @@ def logs(door: Door, model: str, tail: int) -> None:
 @click.option("--since", type=Duration(), metavar="SPAN", help="Only of the last 1h, 30m, ...")
 @click.option(
     "--limit",
-    type=click.IntRange(1, 10_000),
-    default=100,
+    type=click.IntRange(1, MAX_EVENTS),
+    default=DEFAULT_EVENTS,
     show_default=True,
     help="At most.",
 )

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 
+import psutil
 import structlog
 import uvloop
 
@@ -29,7 +30,7 @@ from inferenceosd.logs import configure_logging
 from inferenceosd.service_manager import ServiceManager
 from inferenceosd.state_lock import StateLocked, locked
 from proxy.admin import ReloadRefused, build_admin_app
-from proxy.app import ASGIApp, build_app
+from proxy.app import PARTING_S, ASGIApp, build_app
 from proxy.door import DoorSettings
 from proxy.exchange import Receive, Scope, Send
 from proxy.server import serve
@@ -53,30 +54,41 @@ class Doors:
     public: tuple[socket.socket, ...]
     admin: socket.socket
 
+    @property
+    def listen(self) -> tuple[str, ...]:
+        """What clients connect to."""
+        return tuple(address_of(sock) for sock in self.public)
+
 
 def run(config: Config, *, reload: Callable[[], Config]) -> int:
     """Serve until SIGTERM or SIGINT; the process's exit status."""
     configure_logging(config.log.format, config.log.level)
     manager = ServiceManager(os.environ)
-    try:
-        with ExitStack() as held:
-            state = _private_folder(config.state_dir)
-            runtime = _private_folder(config.runtime_dir)
-            held.enter_context(locked(state))
-            if config.model_dirs == (default := (str(state / "models"),)):
-                _private_folder(*default)  # the user's own folders are theirs to make
-            public = manager.passed_sockets() or listen_on(config.listen)
-            doors = Doors(public, listen_privately(Path(config.admin_socket)))
-            for sock in (*doors.public, doors.admin):
-                held.enter_context(sock)
-            held.callback(Path(config.admin_socket).unlink, missing_ok=True)
-            ground = _ground(runtime, held)
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(_Daemon(config, doors, ground, manager, reload).serve())
-    except (CannotListen, StateLocked, OSError) as exc:
-        print(f"inferenceosd: {exc}", file=sys.stderr)
-        return 1
+    with ExitStack() as held:
+        try:
+            doors, ground = _prepared(config, manager, held)
+        except (CannotListen, StateLocked, OSError) as exc:
+            print(f"inferenceosd: {exc}", file=sys.stderr)
+            return 1
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_Daemon(config, doors, ground, manager, reload).serve())
     return 0
+
+
+def _prepared(config: Config, manager: ServiceManager, held: ExitStack) -> tuple[Doors, Ground]:
+    """All that must be had before the first task. Raises CannotListen, StateLocked, OSError."""
+    state = _private_folder(config.state_dir)
+    runtime = _private_folder(config.runtime_dir)
+    held.enter_context(locked(state))
+    if config.model_dirs == (default := (str(state / "models"),)):
+        _private_folder(*default)  # the user's own folders are theirs to make
+    public = manager.passed_sockets() or listen_on(config.listen)
+    for sock in public:
+        held.enter_context(sock)
+    admin_socket = Path(config.admin_socket)
+    admin = held.enter_context(listen_privately(admin_socket))
+    held.callback(admin_socket.unlink, missing_ok=True)
+    return Doors(public, admin), clear_ground(runtime, held)
 
 
 def _private_folder(path: str) -> Path:
@@ -85,11 +97,11 @@ def _private_folder(path: str) -> Path:
     return folder
 
 
-def _ground(runtime: Path, held: ExitStack) -> Ground:
+def clear_ground(runtime: Path, held: ExitStack) -> Ground:
     """A fresh 0700 folder for this daemon's children; those of dead daemons are removed."""
-    for left in runtime.glob(f"{RUN_PREFIX}*"):
-        if not _is_alive(left.name.removeprefix(RUN_PREFIX).partition("-")[0]):
-            shutil.rmtree(left, ignore_errors=True)
+    for found in runtime.glob(f"{RUN_PREFIX}*"):
+        if not _is_in_use(found):
+            shutil.rmtree(found, ignore_errors=True)
     run_dir = Path(mkdtemp(prefix=f"{RUN_PREFIX}{os.getpid()}-", dir=runtime))
     held.callback(shutil.rmtree, run_dir, ignore_errors=True)
     cwd = run_dir / "cwd"
@@ -97,24 +109,22 @@ def _ground(runtime: Path, held: ExitStack) -> Ground:
     return Ground(run_dir=run_dir, cwd=cwd, environ=dict(os.environ))
 
 
-def _is_alive(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ValueError, ProcessLookupError):
-        return False
-    except PermissionError:
-        return True
-    return True
+def _is_in_use(run_dir: Path) -> bool:
+    """True while the daemon that made it lives.
+
+    One with our own pid is dead: in a container each daemon may have the pid of the one before.
+    """
+    pid = run_dir.name.removeprefix(RUN_PREFIX).partition("-")[0]
+    return pid.isdecimal() and int(pid) != os.getpid() and psutil.pid_exists(int(pid))
 
 
 class _Front:
     """The public port's application, replaced whole when settings of the door change."""
 
-    def __init__(self) -> None:
-        self.app: ASGIApp | None = None
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert self.app is not None
         await self.app(scope, receive, send)
 
 
@@ -133,7 +143,6 @@ class _Daemon:
         self._manager, self._reread = manager, reread
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
-        self._front = _Front()
 
     async def serve(self) -> None:
         """Everything, from the first task to the last child reaped."""
@@ -143,18 +152,18 @@ class _Daemon:
         state = Path(config.state_dir)
         async with AsyncExitStack() as held:
             journal = await held.enter_async_context(open_journal(state / "journal.db"))
-            held.callback(journal.record, "daemon.stopped")
             pools = UpstreamPools(connections_per_child=CONNECTIONS_PER_CHILD)
             await held.enter_async_context(pools)
-            catalogue = held.enter_context(
-                Catalogue(
-                    dirs=config.model_dirs, rules=config.models, defaults=config.model_defaults
-                )
+            catalogue = Catalogue(
+                dirs=config.model_dirs, rules=config.models, defaults=config.model_defaults
             )
             await catalogue.scan()
             await self._run_all(journal, catalogue, pools)
 
-    async def _run_all(self, journal: Journal, catalogue: Catalogue, pools: UpstreamPools) -> None:
+    def _composed(
+        self, journal: Journal, catalogue: Catalogue, pools: UpstreamPools
+    ) -> tuple[Fleet, Control, _Front]:
+        """The parts that only together make a daemon; nothing runs yet."""
         config = self._config
         probe = HardwareProbe((), config.placement)
         fleet = Fleet(
@@ -165,10 +174,18 @@ class _Daemon:
             ground=self._ground,
             leaving=pools.forget,
         )
-        listen = [address_of(sock) for sock in self._doors.public]
-        parts = Parts(fleet, catalogue, probe, journal, lambda c: self._open_front(c, fleet, pools))
-        control = Control(config, parts, reread=self._reread, listen=listen)
-        self._open_front(config, fleet, pools)
+        front = _Front(build_app(fleet, pools, self._door_settings(config)))
+
+        def reconfigure(changed: Config) -> None:
+            front.app = build_app(fleet, pools, self._door_settings(changed))
+
+        parts = Parts(fleet, catalogue, probe, journal, reconfigure)
+        listen = self._doors.listen
+        return fleet, Control(config, parts, reread=self._reread, listen=listen), front
+
+    async def _run_all(self, journal: Journal, catalogue: Catalogue, pools: UpstreamPools) -> None:
+        fleet, control, front = self._composed(journal, catalogue, pools)
+        listen = self._doors.listen
         self._listen_to_signals()
         async with asyncio.TaskGroup() as tasks:
             background = [
@@ -180,28 +197,33 @@ class _Daemon:
             ]
             running = tasks.create_task(fleet.run(), name="fleet")
             closing = asyncio.Event()
-            await self._open_doors(tasks, control, closing)
+            await self._open_doors(tasks, front, control, closing)
             log.info("daemon.started", version=__version__, pid=os.getpid(), listen=listen)
             journal.record("daemon.started", version=__version__, pid=os.getpid())
             self._manager.tell("READY=1", f"STATUS=listening on {', '.join(listen)}")
             await self._stop.wait()
             self._manager.tell("STOPPING=1")
-            log.info("daemon.stopping")
+            log.info("daemon.stop_asked")
             closing.set()
             fleet.stop()
             await running
             for task in background:
                 task.cancel()
         log.info("daemon.stopped")
+        journal.record("daemon.stopped")
 
     async def _open_doors(
-        self, tasks: asyncio.TaskGroup, control: Control, closing: asyncio.Event
+        self, tasks: asyncio.TaskGroup, front: _Front, control: Control, closing: asyncio.Event
     ) -> None:
         """Accept callers; return once both doors do."""
-        drain_s = self._config.fleet.drain_s
+
+        def drain_s() -> float:
+            # Sooner than the children, so that callers hear of the stop and not of a lost child.
+            return max(0.0, control.config.fleet.drain_s - PARTING_S)
+
         admin = build_admin_app(control)
         for name, app, sockets in (
-            ("public door", self._front, self._doors.public),
+            ("public door", front, self._doors.public),
             ("admin door", admin, (self._doors.admin,)),
         ):
             started = asyncio.Event()
@@ -209,14 +231,13 @@ class _Daemon:
             tasks.create_task(door, name=name)
             await started.wait()
 
-    def _open_front(self, config: Config, fleet: Fleet, pools: UpstreamPools) -> None:
-        settings = DoorSettings(
+    def _door_settings(self, config: Config) -> DoorSettings:
+        return DoorSettings(
             max_body_bytes=config.max_body_bytes,
             origins=config.origins,
             listen_is_loopback=_is_loopback(self._doors.public),
             version=config.ollama_version,
         )
-        self._front.app = build_app(fleet, pools, settings)
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()

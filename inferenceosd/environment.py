@@ -20,9 +20,7 @@ CONFIG_VARIABLE = "INFERENCEOSD_CONFIG"
 # Kubernetes sets these for a service that is called inferenceosd; they are no settings of ours.
 _SERVICE_LINK = re.compile(r"INFERENCEOSD_(SERVICE_HOST|SERVICE_PORT.*|PORT|PORT_[0-9]+_.*)")
 
-MAX_UINT = (
-    1 << 62
-) - 1  # Ollama takes 64 bits; the sum of two such sizes must still be told from nonsense
+MAX_UINT = (1 << 62) - 1  # Ollama takes 64 bits; the sum of two such sizes must still make sense
 NO_TIMEOUT_S = 365 * 24 * 3600.0  # Ollama's "infinite": timers of the event loop take no infinity
 
 

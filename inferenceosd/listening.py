@@ -47,7 +47,7 @@ def _bound(address: Listen) -> Iterator[socket.socket]:
 
 
 def _listening(
-    family: int, kind: int, protocol: int, where: object, address: Listen
+    family: int, kind: int, protocol: int, where: tuple[object, ...], address: Listen
 ) -> socket.socket | None:
     """A socket that listens; None for an address of a family that this machine does not have."""
     sock: socket.socket | None = None
@@ -56,7 +56,7 @@ def _listening(
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if sock.family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(where)  # type: ignore[arg-type]  # getaddrinfo's own address, of its family
+        sock.bind(where)
         sock.listen(BACKLOG)
     except OSError as exc:
         if sock is not None:

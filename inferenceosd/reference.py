@@ -65,7 +65,7 @@ def _tables(key: AnyKey) -> str:
 
 def _key(key: AnyKey, name: str, *, variable: str | None = None) -> str:
     shown = key.kind.show(key.default) if key.default is not None else "not set"
-    default = f"{key.why}" if shown in ("not set", "[]", '""') else f"`{shown}` ({key.why})"
+    default = key.why if shown in ("not set", "[]", '""') else f"`{shown}` ({key.why})"
     lines = [
         f"- Type: {key.kind.name}: {key.kind.allowed}",
         f"- Default: {default}",

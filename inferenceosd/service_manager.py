@@ -19,10 +19,10 @@ class ServiceManager:
 
     @property
     def watchdog_s(self) -> float | None:
-        """How often it wants to hear from us, halved as sd_watchdog_enabled(3) advises."""
+        """Half of the time within which it wants to hear from us (sd_watchdog_enabled(3))."""
         told = self._environ.get("WATCHDOG_USEC", "")
         meant = self._environ.get("WATCHDOG_PID", str(os.getpid()))
-        if not told.isdecimal() or meant != str(os.getpid()):
+        if not told.isdecimal() or not int(told) or meant != str(os.getpid()):
             return None
         return int(told) / 1e6 / 2
 

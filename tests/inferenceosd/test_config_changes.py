@@ -1,11 +1,13 @@
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from inferenceosd.config import Config, LogSettings, Options, load_config
-from inferenceosd.config_changes import changed_settings, needs_restart
+from inferenceosd.config_changes import changed_settings, drained_models, needs_restart
 from inferenceosd.config_kinds import Listen
 from inferenceosd.platform_folders import this_platform
+from planners.model import ModelId
+from tests.fakes.admin_service import READY
 
 
 def config(text: str = "") -> Config:
@@ -49,3 +51,28 @@ def test_what_only_a_new_daemon_takes_up_is_told_apart() -> None:
 
     assert needs_restart(config(), after) == ("server.listen",)
     assert changed_settings(config(), after) == ("[log] changed",)
+
+
+@pytest.mark.parametrize(
+    "field", [f.name for f in fields(Config) if f.name not in ("file", "warnings", "models")]
+)
+def test_no_setting_changes_without_a_word(field: str) -> None:
+    after = config()
+    object.__setattr__(after, field, object())
+
+    assert changed_settings(config(), after) or needs_restart(config(), after)
+
+
+@pytest.mark.parametrize(
+    ("launch_keys", "said"),
+    [
+        ({"qwen": "k"}, ()),
+        ({"qwen": "other"}, ("qwen is drained, then starts anew on its next request",)),
+        ({"phi": "k"}, ("qwen is drained, then is gone",)),
+    ],
+    ids=["as before", "other settings", "no longer offered"],
+)
+def test_a_running_model_that_must_stop_is_named(
+    launch_keys: dict[ModelId, str], said: tuple[str, ...]
+) -> None:
+    assert drained_models((READY,), launch_keys) == said

@@ -1,7 +1,10 @@
 """docs/: nothing that can be configured or called lacks its heading, and nothing is stale."""
 
+import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from inferenceosd import config_table_keys as table_keys
@@ -11,6 +14,13 @@ from inferenceosd.config_keys import KEYS
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = (ROOT / "docs" / "config.md").read_text().splitlines()
 CLI = (ROOT / "docs" / "cli.md").read_text().splitlines()
+EVENTS = (ROOT / "docs" / "events.md").read_text()
+KEPT_IN = {
+    **{level: {"log"} for level in ("debug", "info", "warning", "error", "exception")},
+    "record": {"events"},
+    "_record": {"log", "events"},
+}
+"""The method that tells of an event → where that leaves it."""
 
 
 def test_every_setting_has_its_heading() -> None:
@@ -29,6 +39,38 @@ def test_every_command_has_its_heading() -> None:
     commands = [f"### `inferenceosctl {name}`" for name in ctl.main.commands]
 
     assert [line for line in ("## `inferenceosd`", *commands) if line not in CLI] == []
+
+
+def events_of(tree: ast.Module) -> Iterator[tuple[str, set[str]]]:
+    """Each event that a module tells of, and where it is kept."""
+    tables = {
+        node.targets[0].id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+            continue
+        told: ast.expr = node.args[0]
+        if isinstance(told, ast.Subscript) and isinstance(told.value, ast.Name):
+            told = tables.get(told.value.id, told)
+        for part in ast.walk(told):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                yield part.value, KEPT_IN.get(node.func.attr, set())
+
+
+def test_every_event_has_its_row_and_every_row_its_event() -> None:
+    kept: dict[str, set[str]] = {}
+    for package in ("inferenceosd", "proxy", "supervisor"):
+        for file in (ROOT / package).rglob("*.py"):
+            for event, places in events_of(ast.parse(file.read_text())):
+                if places:
+                    kept.setdefault(event, set()).update(places)
+
+    rows = re.findall(r"^\| `([a-z_.]+)` \| ([a-z, ]+) \|", EVENTS, re.MULTILINE)
+
+    assert {event: set(places.split(", ")) for event, places in rows} == kept
+    assert len(rows) == len(kept)
 
 
 def test_the_pages_hold_what_the_code_says_now() -> None:

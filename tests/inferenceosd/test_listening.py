@@ -39,7 +39,7 @@ def test_a_port_held_by_a_process_of_ours_names_the_process() -> None:
     assert "--listen HOST:PORT" in str(refused.value)
 
 
-def test_a_failed_second_address_closes_the_first(tmp_path: Path) -> None:
+def test_a_failed_second_address_closes_the_first() -> None:
     port = free_port()
     with closing(socket.create_server(("127.0.0.1", port))), pytest.raises(CannotListen):
         listen_on(Listen("localhost", port))

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Iterator
 from io import StringIO
 
 import pytest
@@ -14,16 +13,6 @@ from inferenceosd.logs import configure_logging
 class Terminal(StringIO):
     def isatty(self) -> bool:
         return True
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    """Logging as it was before."""
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
-    yield
-    root.handlers[:], root.level = before
-    structlog.reset_defaults()
 
 
 def written(stream: StringIO) -> list[dict[str, object]]:

@@ -34,6 +34,7 @@ def test_telling_nobody_changes_nothing(address: str) -> None:
         pytest.param({"WATCHDOG_USEC": "30000000"}, 15.0, id="for whom is not said"),
         pytest.param({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, None, id="for another"),
         pytest.param({"WATCHDOG_USEC": "soon"}, None, id="no number"),
+        pytest.param({"WATCHDOG_USEC": "0"}, None, id="zero"),
     ],
 )
 def test_the_watchdog_is_petted_twice_per_period(
