@@ -1,6 +1,6 @@
 # make demo   one real question answered by a real model, start to stop, in a temporary folder
 # make run    the daemon on 127.0.0.1:11434 with the quickstart engine and model, until Ctrl-C
-# make test   everything that CI runs
+# make test   the tests, as CI runs them
 # make check  format, lint, types, layers
 # make bench  the daemon against the bare llama-server
 

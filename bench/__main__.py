@@ -32,7 +32,8 @@ def measured(*, rounds: int, n_tokens: int, seed: int) -> str:
         started_daemon(Path(folder), model_dirs=[model_dir]) as daemon,
     ):
         daemon.wait_for_engines()
-        model = httpx.get(f"{daemon.base}/v1/models").json()["data"][0]["id"]
+        models = httpx.get(f"{daemon.base}/v1/models", trust_env=False).raise_for_status()
+        model = models.json()["data"][0]["id"]
         assert daemon.ctl("load", model).returncode == 0
         sides = _sides(daemon)
         interleaved(*sides, model=model, rounds=rounds, n_tokens=n_tokens, seed=seed)
@@ -40,14 +41,15 @@ def measured(*, rounds: int, n_tokens: int, seed: int) -> str:
 
 
 def _sides(daemon: StartedDaemon) -> tuple[Side, Side, Side]:
+    """The daemon, its child, and the child again."""
     (instance,) = daemon.status()["instances"]
     child: int = instance["pid"]
     argv = psutil.Process(child).cmdline()
     socket = argv[argv.index("--host") + 1]
     return (
-        Side("daemon", Wire(daemon.listen), (daemon.process.pid, child), Samples()),
-        Side("direct", Wire(socket), (child,), Samples()),
-        Side("direct again", Wire(socket), (child,), Samples()),
+        Side(Wire(daemon.listen), (daemon.process.pid, child), Samples()),
+        Side(Wire(socket), (child,), Samples()),
+        Side(Wire(socket), (child,), Samples()),
     )
 
 

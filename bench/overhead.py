@@ -31,7 +31,6 @@ class Samples:
 class Side:
     """One way to the model, and the processes whose CPU it costs."""
 
-    name: str
     wire: Wire
     pids: tuple[int, ...]
     samples: Samples
@@ -54,9 +53,9 @@ def body(model: str, *, max_tokens: int, stream: bool) -> bytes:
 
 def round_of(side: Side, model: str, *, n_tokens: int) -> None:
     """One short request and one stream on one side, added to its samples."""
-    short = _clocked(side, lambda: _chat(side, model, max_tokens=1, stream=False))
-    side.samples.first_byte_s.append(short[0].first_byte_s)
-    side.samples.cpu_request_s.append(short[1])
+    short, spent_s = _clocked(side, lambda: _chat(side, model, max_tokens=1, stream=False))
+    side.samples.first_byte_s.append(short.first_byte_s)
+    side.samples.cpu_request_s.append(spent_s)
     streamed, spent_s = _clocked(side, lambda: _chat(side, model, max_tokens=n_tokens, stream=True))
     n_chunks = streamed.body.count(b"data: {")
     side.samples.chunk_s.append(streamed.total_s / n_chunks)
@@ -97,9 +96,8 @@ def report(daemon: Samples, direct: Samples, again: Samples) -> str:
     ]
     lines = [f"{'median of':40}{'direct':>14}{'daemon':>14}{'added':>14}{'ratio':>8}{'A/A':>8}"]
     for title, name, scale, unit in rows:
-        a, b, c = (median(getattr(s, name)) for s in (daemon, direct, again))
+        a, b, b_again = (median(getattr(side, name)) for side in (daemon, direct, again))
         cells = [f"{value * scale:.3f} {unit}" for value in (b, a, a - b)]
-        lines.append(
-            f"{title:40}" + "".join(f"{c:>14}" for c in cells) + f"{a / b:8.3f}{c / b:8.3f}"
-        )
+        ratios = f"{a / b:8.3f}{b_again / b:8.3f}"
+        lines.append(f"{title:40}" + "".join(f"{cell:>14}" for cell in cells) + ratios)
     return "\n".join(lines)

@@ -71,7 +71,8 @@ def _engine(status: Any) -> Any:
 
 
 def _first_model(daemon: StartedDaemon) -> str:
-    models = httpx.get(f"{daemon.base}/v1/models").raise_for_status().json()["data"]
+    reply = httpx.get(f"{daemon.base}/v1/models", trust_env=False).raise_for_status()
+    models = reply.json()["data"]
     if not models:
         _fail("the daemon found no model")
     return str(models[0]["id"])
@@ -102,7 +103,9 @@ def _answer(
     """The lines of a streamed reply, as they arrive."""
     _say(f"\nPOST {path}   {question}")
     asked = {**body, "messages": [{"role": "user", "content": question}]}
-    with httpx.stream("POST", daemon.base + path, json=asked, timeout=ANSWER_S) as reply:
+    url = daemon.base + path
+    # Without the environment's HTTP proxies, which cannot reach this machine's loopback.
+    with httpx.stream("POST", url, json=asked, timeout=ANSWER_S, trust_env=False) as reply:
         if reply.is_error:
             reply.read()
             _fail(f"{path} answered {reply.status_code}: {reply.text}")

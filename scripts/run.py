@@ -11,6 +11,7 @@ from supervisor.quickstart import quickstart_model_dir
 
 
 def main() -> None:
+    """Become the daemon."""
     daemon = str(Path(sys.executable).with_name("inferenceosd"))
     model_dir = quickstart_model_dir()
     dirs = [] if model_dir is None else ["--model-dir", str(model_dir)]

@@ -85,7 +85,7 @@ def started_daemon(
 ) -> Iterator[StartedDaemon]:
     """A daemon for as long as the block lasts; everything it writes lies in `folder`.
 
-    Whose path must be short: Unix sockets lie in it.
+    The folder's path must be short, as Unix sockets lie in it. Raises DaemonTrouble at its end.
     """
     (folder / "config.toml").write_text(config)
     argv = [

@@ -17,7 +17,7 @@ OPENAI_CAPITAL: list[ChatCompletionMessageParam] = [{"role": "user", "content": 
 
 @pytest.fixture
 def ollama_client(daemon: StartedDaemon) -> Iterator[ollama.Client]:
-    with ollama.Client(host=daemon.base) as client:
+    with ollama.Client(host=daemon.base, trust_env=False) as client:
         yield client
 
 
