@@ -16,6 +16,7 @@ from planners.backends import DEFAULT_ORDER, Engine, EngineDevice, RejectedEngin
 from supervisor.devices.host import cpu_identity
 from supervisor.engine_cache import EngineCache, EngineFiles, Verdict
 from supervisor.errors import SupervisorError
+from supervisor.printable import printable
 from supervisor.quickstart import packaged_engine
 from supervisor.trial import (
     TrialFailed,
@@ -110,13 +111,16 @@ class _Trials:
                     engine = await self._tried(candidate)
             except (SupervisorError, OSError) as exc:
                 reason = exc.reason if isinstance(exc, TrialFailed) else str(exc)
-                rejected.append(RejectedEngine(candidate.path, candidate.source, reason))
+                path = printable(candidate.path)
+                rejected.append(RejectedEngine(path, candidate.source, printable(reason)))
             else:
                 return engine, tuple(rejected)
         return None, tuple(rejected)
 
     async def _tried(self, candidate: _Candidate) -> Engine:
         """The engine at `candidate`, decoding. Raises TrialFailed."""
+        if not candidate.path.isprintable():
+            raise TrialFailed(path=candidate.path, reason="its path cannot be printed")
         refuse_foreign(candidate.path)
         files = await self.cache.files(candidate.path)
         untried = _untried(candidate, files)

@@ -21,6 +21,7 @@ from sqlite_utils import Database
 
 from planners.model import ModelId
 from planners.plan import InstanceId
+from supervisor.printable import printable
 
 FLUSH_S = 0.1  # cadence of the writer: one transaction a batch, an insert alone costs 0.36 ms
 MAX_PENDING = 10_000  # events held while the disk is slow; beyond it the oldest are dropped
@@ -72,7 +73,9 @@ class Journal:
     ) -> None:
         """Note an event; it is on disk within about FLUSH_S."""
         self._dropped += len(self._pending) == MAX_PENDING
-        self._pending.append(Event(time.time(), kind, model_id, instance_id, reason, facts))
+        told = {k: printable(v) if isinstance(v, str) else v for k, v in facts.items()}
+        event = Event(time.time(), kind, model_id, instance_id, printable(reason), told)
+        self._pending.append(event)
         self._wake.set()
 
     async def events(

@@ -80,6 +80,21 @@ async def test_one_that_breaks_is_named_and_hides_no_other(
     assert "out of luck" in rejected[0].reason
 
 
+async def test_one_whose_path_is_no_utf8_is_named_in_escapes(
+    tmp_path: Path, copy: Callable[..., Path]
+) -> None:
+    good, odd = copy("good"), copy("Mod\udce8les")
+
+    engines, rejected = await find(
+        tmp_path / "state", ("good", str(good), ()), path=str(odd.parent)
+    )
+
+    assert [e.path for e in engines] == [str(good)]
+    assert [(r.path, r.reason) for r in rejected] == [
+        (f"{tmp_path}/Mod\\udce8les/llama-server", "its path cannot be printed")
+    ]
+
+
 async def test_the_current_build_is_taken_under_its_own_path(
     tmp_path: Path, copy: Callable[..., Path]
 ) -> None:

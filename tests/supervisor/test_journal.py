@@ -116,6 +116,14 @@ def _rows(path: Path) -> int:
     return count
 
 
+async def test_what_is_no_utf8_is_kept_in_escapes(tmp_path: Path) -> None:
+    async with open_journal(tmp_path / "journal.db") as journal:
+        journal.record("a", reason="/models/Mod\udce8les", path="/\udce8")
+        (event,) = await journal.events(model_id=None, since=0.0, limit=1)
+
+    assert (event.reason, event.facts) == ("/models/Mod\\udce8les", {"path": "/\\udce8"})
+
+
 async def test_a_flood_drops_the_oldest_events_and_says_how_many(tmp_path: Path) -> None:
     async with open_journal(tmp_path / "journal.db") as journal:
         with capture_logs() as logs:
