@@ -13,7 +13,15 @@ import structlog
 from planners.gguf import GgufError, GgufKind
 from planners.model import BrokenFile, ModelId, ModelInfo, ModelSettings, ServedModel
 from planners.settings import ModelRule
-from supervisor.gguf_files import ModelFile, file_at, read_model, stat_of, sweep
+from supervisor.gguf_files import (
+    CannotLook,
+    ModelFile,
+    file_at,
+    raise_if_passing,
+    read_model,
+    stat_of,
+    sweep,
+)
 from supervisor.listing import Files, Listing, Offer, folded, listed
 from supervisor.patience import NoAnswer, PatientReader
 
@@ -32,6 +40,7 @@ class Catalogue:
     ) -> None:
         self._offer = Offer(dirs, rules, defaults)
         self._listing = EMPTY
+        self._is_blind = False
         self._library = _Library()
         self._reader = PatientReader("catalogue", self._read, limit_s=SCAN_S)
 
@@ -68,6 +77,12 @@ class Catalogue:
         except NoAnswer:
             log.warning("catalogue.stalled", waited_s=SCAN_S, dirs=self._offer.dirs)
             return False
+        except CannotLook as exc:  # what was offered stays: a failed look is no absence
+            if not self._is_blind:
+                log.warning("catalogue.blind", reason=str(exc))
+            self._is_blind = True
+            return False
+        self._is_blind = False
         before, self._listing = self._listing, listing
         _log_changes(before, listing)
         return listing != before
@@ -132,6 +147,7 @@ class _Library:
             hint = "; it was written just now and may still grow" if may_grow else ""
             return _Read(file.key, BrokenFile(file.path, f"{exc}{hint}"), is_final=not may_grow)
         except OSError as exc:
+            raise_if_passing(exc, path=file.path)
             reason = f"cannot be read: {exc.strerror or exc}"
             return _Read(file.key, BrokenFile(file.path, reason), is_final=False)
 

@@ -3,6 +3,7 @@
 Blocking, so the catalogue calls it in its own thread. Knows no settings, and no names but paths.
 """
 
+import errno
 import os
 import re
 import stat
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from planners.ggml.header import MAX_HEADER_BYTES, GgufHeader
 from planners.gguf import GgufError, GgufKind, NeedMore, model_info, read_header
 from planners.model import BrokenFile, ModelInfo
+from supervisor.errors import SupervisorError
+from supervisor.printable import printable
 
 SUFFIX = ".gguf"
 MAX_DEPTH = 16  # folders below a configured one; a Hugging Face cache nests four
@@ -19,6 +22,27 @@ MAX_ENTRIES = 200_000  # directory entries looked at in one sweep
 FIRST_READ_BYTES = 1 << 20  # holds the header of models with small vocabularies
 
 _PART = re.compile(r"(?P<base>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})", re.DOTALL)
+
+
+_PASSING = {
+    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR,
+    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN,
+}  # fmt: skip
+"""What says nothing of the file: we or its disk cannot look just now."""
+
+
+class CannotLook(SupervisorError):
+    """Whether files came or went cannot be told at the moment."""
+
+    def __init__(self, *, path: str, why: str) -> None:
+        self.path, self.why = path, why
+        super().__init__(f"{printable(path)} cannot be looked at just now: {why}")
+
+
+def raise_if_passing(exc: OSError, *, path: str) -> None:
+    """Raise CannotLook for an error that must not pass for a file's absence."""
+    if exc.errno in _PASSING:
+        raise CannotLook(path=path, why=exc.strerror or str(exc)) from exc
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +147,7 @@ def stat_of(path: str) -> FileStat | str:
     try:
         found = os.stat(path)
     except OSError as exc:
+        raise_if_passing(exc, path=path)
         return _reason(exc)
     if not stat.S_ISREG(found.st_mode):
         return "a folder" if stat.S_ISDIR(found.st_mode) else "not a regular file"
@@ -206,7 +231,10 @@ class _Walk:
             try:
                 entries = self._entries(here)
             except OSError as exc:
-                self.broken.append(BrokenFile(here, f"cannot be searched: {_reason(exc)}"))
+                raise_if_passing(exc, path=here)
+                self.broken.append(
+                    BrokenFile(printable(here), f"cannot be searched: {_reason(exc)}")
+                )
                 continue
             files = [found for entry in entries if (found := self._file(entry)) is not None]
             yield here, files
@@ -236,9 +264,8 @@ class _Walk:
     def _file(self, entry: os.DirEntry[str]) -> FileStat | None:
         if not entry.name.lower().endswith(SUFFIX) or _is_folder(entry):
             return None
-        if not entry.name.isprintable():  # lone surrogates, which no JSON can carry, are not either
-            shown = entry.path.encode("utf-8", "backslashreplace").decode()
-            self.broken.append(BrokenFile(shown, "its name cannot be printed"))
+        if not entry.path.isprintable():  # nor could any list of models that it stood in
+            self.broken.append(BrokenFile(printable(entry.path), "its name cannot be printed"))
             return None
         found = stat_of(entry.path)
         if isinstance(found, str):

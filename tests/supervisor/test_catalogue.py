@@ -2,7 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -391,3 +393,39 @@ async def test_a_thousand_hostile_files_cost_a_moment(catalogue: Catalogue, tmp_
 
     assert len(catalogue.broken) == 1000
     assert loop.time() - began_s < 10
+
+
+@contextmanager
+def no_descriptors_left() -> Iterator[None]:
+    """As after a flood of connections: whatever opens a file fails."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))  # those open already stay open
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def test_what_was_offered_stays_while_nobody_can_look(tmp_path: Path) -> None:
+    put(tmp_path, "Tiny.gguf")
+    catalogue = await scanned(tmp_path)
+
+    with no_descriptors_left():
+        assert not await catalogue.scan()
+
+    assert ModelId("Tiny") in catalogue.models
+    assert catalogue.broken == ()
+
+
+async def test_a_folder_whose_name_is_no_utf8_hides_only_its_own_models(tmp_path: Path) -> None:
+    put(tmp_path, "Good.gguf")
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/Mod\xe8les"))
+    odd.mkdir()
+    (odd / "Tiny.gguf").write_bytes(gguf())
+    (odd / "bad.gguf").write_text("not a model")
+
+    catalogue = await scanned(tmp_path)
+
+    assert list(catalogue.models) == [ModelId("Good")]
+    assert all(broken.path.isascii() for broken in catalogue.broken)
+    assert len(catalogue.broken) == 2
