@@ -58,11 +58,7 @@ class Launch:
         self, *, environ: Mapping[str, str], cwd: Path, stop_s: float
     ) -> AsyncIterator[Child]:
         """The child for as long as the block lasts. Raises PlanError, SpawnFailed, Unreapable."""
-        try:
-            self._slot_dir.mkdir(mode=0o700, exist_ok=True)
-        except OSError as exc:
-            why = f"its folder {self._slot_dir} cannot be made: {exc.strerror}"
-            raise SpawnFailed(path=self._engine.path, why=why) from exc
+        self._make_folders(cwd)
         try:
             argv = child_argv(
                 self.plan,
@@ -84,6 +80,19 @@ class Launch:
             self._socket_path.unlink(missing_ok=True)
             with suppress(OSError):  # a slot file in it: the migration that wrote it removes both
                 self._slot_dir.rmdir()
+
+    def _make_folders(self, cwd: Path) -> None:
+        """The child's folders, and those above that somebody removed. Raises SpawnFailed.
+
+        A logout takes /run/user/UID along, a tidy-up what lies in /tmp.
+        """
+        try:
+            self._slot_dir.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            cwd.mkdir(mode=0o500, exist_ok=True)
+            self._slot_dir.mkdir(mode=0o700, exist_ok=True)
+        except OSError as exc:
+            why = f"its folder {self._slot_dir} cannot be made: {exc.strerror}"
+            raise SpawnFailed(path=self._engine.path, why=why) from exc
 
     async def until_loaded(self, *, stall_s: float) -> None:
         """Return once the child is healthy, or has made no progress for `stall_s`."""

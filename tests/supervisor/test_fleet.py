@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import shutil
 import signal
+import stat
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -120,13 +122,15 @@ async def test_a_bug_in_one_instance_fails_it_and_leaves_the_others_alone(
         assert await world.served_by(OTHER) == other
 
 
-async def test_a_run_folder_that_is_gone_is_named(fleet_world: MakeWorld) -> None:
+async def test_a_run_folder_that_cannot_be_made_again_is_named(fleet_world: MakeWorld) -> None:
     async with fleet_world(restart_limit=1) as world:
         hidden = world.run_dir.rename(world.run_dir.with_name(world.run_dir.name + "-hidden"))
+        world.run_dir.write_text("in the way")
 
         with pytest.raises(ModelUnavailable, match=rf"{world.run_dir}\S* cannot be made"):
             await world.served_by()
 
+        world.run_dir.unlink()
         hidden.rename(world.run_dir)
 
 
@@ -273,6 +277,14 @@ async def test_a_changed_file_closes_the_breaker(fleet_world: MakeWorld) -> None
         world.fleet.look()
 
         assert await world.served_by()
+
+
+async def test_a_run_folder_that_somebody_removed_is_made_again(fleet_world: MakeWorld) -> None:
+    async with fleet_world() as world:
+        shutil.rmtree(world.run_dir)
+
+        assert await world.served_by()
+        assert stat.S_IMODE(world.run_dir.stat().st_mode) == 0o700
 
 
 async def test_a_load_without_progress_is_ended(fleet_world: MakeWorld) -> None:
