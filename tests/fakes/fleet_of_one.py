@@ -263,7 +263,8 @@ class FleetOfOne:
             )
             body = await reader.readexactly(size)
         writer.close()
-        return [bool(slot["is_processing"]) for slot in msgspec.json.decode(body)]
+        told = msgspec.json.decode(body)  # an error object while it loads, when no slot works
+        return [bool(slot["is_processing"]) for slot in told] if isinstance(told, list) else []
 
     async def _ready(self) -> Child:
         """The child; a launch that began goes on when its caller leaves."""

@@ -436,6 +436,7 @@ class Engine:
 
     def __init__(self, options: Options) -> None:
         self.options, self.ready, self.stopping = options, False, False
+        self.never = asyncio.Event()  # held, or who waits for it would be collected as garbage
         self.slots = [asyncio.Lock() for _ in range(options.parallel)]
         self.tasks = [-1] * options.parallel
 
@@ -582,7 +583,7 @@ class Engine:
             job.started_s = time.monotonic()
             log("slot launch_slot_", f"{task} | processing task")
             if FAULTS.hang_decode:
-                await asyncio.Event().wait()
+                await self.never.wait()
             include = bool((asked.get("stream_options") or {}).get("include_usage"))
             shape = Shape(call.path, self.options.alias, include)
             if asked.get("stream"):

@@ -1,6 +1,5 @@
 """The real daemon, the real engine, the real model, as processes."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ import pytest
 
 from scripts.started_daemon import StartedDaemon, started_daemon
 from supervisor.quickstart import packaged_engine, quickstart_model_dir
+from tests.fakes.system_parts import need_mesa
 
 Start = Callable[..., StartedDaemon]
 
@@ -92,10 +92,5 @@ def http(daemon: StartedDaemon) -> Iterator[httpx.Client]:
 @pytest.fixture
 def vulkan_environ() -> dict[str, str]:
     """Makes Mesa's software device visible to the engine, which hides CPUs that pose as GPUs."""
-    drivers = Path("/usr/share/vulkan/icd.d")
-    if not list(drivers.glob("lvp*.json")):
-        message = "Mesa's software Vulkan driver is missing: apt install mesa-vulkan-drivers"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
+    need_mesa()
     return {"GGML_VK_VISIBLE_DEVICES": "0"}

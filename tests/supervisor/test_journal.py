@@ -2,6 +2,7 @@ import asyncio
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 from structlog.testing import capture_logs
@@ -106,13 +107,11 @@ async def test_a_folder_that_cannot_be_written_costs_events_not_the_daemon(tmp_p
 
 
 def _rows(path: Path) -> int:
-    try:
-        with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db:
+        try:
             count: int = db.execute("select count(*) from events").fetchone()[0]
-    except sqlite3.OperationalError:
-        return 0
-    finally:
-        db.close()
+        except sqlite3.OperationalError:
+            return 0
     return count
 
 

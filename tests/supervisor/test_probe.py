@@ -18,6 +18,7 @@ from supervisor.devices.sighting import DeviceSource, Reading, Sighting
 from supervisor.probe import HardwareProbe
 from supervisor.trial import parse_devices
 from tests.fakes.machines import RULES
+from tests.fakes.system_parts import need_mesa
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "hardware"
 MACHINE = FIXTURES / "container-cgroup-v2"
@@ -239,6 +240,7 @@ async def test_this_machine_is_profiled_without_raising() -> None:
 async def test_mesas_software_device_is_found_through_the_real_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    need_mesa()
     monkeypatch.setenv("GGML_VK_VISIBLE_DEVICES", "0")
     engines, _ = await find_engines(state_dir=tmp_path, search_path="/nonexistent")
 

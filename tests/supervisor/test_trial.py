@@ -26,6 +26,7 @@ from supervisor.trial import (
     try_engine,
     why_it_ended,
 )
+from tests.fakes.system_parts import need_mesa
 
 FAKE = Path(__file__).parents[1] / "fakes" / "llama_server.py"
 LIMITS = TrialLimits(ask_s=10.0, decode_s=20.0)
@@ -177,6 +178,7 @@ async def test_the_real_engine_decodes_the_tiny_model() -> None:
 
 @pytest.mark.llama
 async def test_the_real_engine_lists_mesas_software_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_mesa()
     packaged = packaged_engine()
     assert packaged is not None
     monkeypatch.setenv("GGML_VK_VISIBLE_DEVICES", "0")
