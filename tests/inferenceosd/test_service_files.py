@@ -11,6 +11,7 @@ import pytest
 
 from inferenceosd.cli import main
 from inferenceosd.config_keys import FLEET_DRAIN_TIMEOUT, FLEET_STOP_TIMEOUT, SERVER_LISTEN
+from tests.fakes.system_parts import need_systemd_analyze
 
 FOLDER = Path(__file__).resolve().parents[2] / "systemd"
 SERVICE = FOLDER / "inferenceosd.service"
@@ -25,6 +26,7 @@ def value(file: Path, key: str) -> str:
 
 
 def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    need_systemd_analyze()
     return subprocess.run(
         ["systemd-analyze", *arguments], capture_output=True, text=True, timeout=60, check=False
     )
@@ -35,7 +37,8 @@ def units(tmp_path: Path) -> tuple[Path, Path]:
     """Copies that start the program of this environment: systemd looks whether it exists."""
     service, socket = tmp_path / SERVICE.name, tmp_path / SOCKET.name
     program = value(SERVICE, "ExecStart").split()[0]
-    service.write_text(SERVICE.read_text().replace(f"={program} ", f"={PROGRAM} "))
+    moved = SERVICE.read_text().replace(f"={Path(program).parent}/", f"={PROGRAM.parent}/")
+    service.write_text(moved)
     shutil.copy(SOCKET, socket)
     return service, socket
 
