@@ -26,7 +26,7 @@ Examples:
   inferenceosd                                serve on 127.0.0.1:11434
   inferenceosd --model-dir ~/models           ... the GGUF files of that folder
   inferenceosd --config daemon.toml --check   is this file right?
-  kill -HUP $(pidof -x inferenceosd)          read the configuration again
+  inferenceosctl reload                       read the configuration again, as SIGHUP does
 
 Exit status: 0 after a stop that was asked for, 1 where the daemon could not start or go on, 2 for
 wrong options and settings. Talk to a running daemon with inferenceosctl.

@@ -67,7 +67,7 @@ def run(config: Config, *, reload: Callable[[], Config]) -> int:
     with ExitStack() as held:
         try:
             doors, ground = _prepared(config, manager, held)
-        except (CannotListen, StateLocked, OSError) as exc:
+        except (CannotListen, CannotUseFolder, StateLocked) as exc:
             print(f"inferenceosd: {exc}", file=sys.stderr)
             return 1
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -76,12 +76,12 @@ def run(config: Config, *, reload: Callable[[], Config]) -> int:
 
 
 def _prepared(config: Config, manager: ServiceManager, held: ExitStack) -> tuple[Doors, Ground]:
-    """All that must be had before the first task. Raises CannotListen, StateLocked, OSError."""
-    state = _private_folder(config.state_dir)
-    runtime = _private_folder(config.runtime_dir)
+    """What must be had before the first task. Raises CannotListen, CannotUseFolder, StateLocked."""
+    state = _private_folder(config.state_dir, choose="--state-dir")
+    runtime = _private_folder(config.runtime_dir, choose="INFERENCEOSD_RUNTIME_DIR")
     held.enter_context(locked(state))
     if config.model_dirs == (default := (str(state / "models"),)):
-        _private_folder(*default)  # the user's own folders are theirs to make
+        _private_folder(*default, choose="--model-dir")  # the user's own are theirs to make
     public = manager.passed_sockets() or listen_on(config.listen)
     for sock in public:
         held.enter_context(sock)
@@ -91,9 +91,22 @@ def _prepared(config: Config, manager: ServiceManager, held: ExitStack) -> tuple
     return Doors(public, admin), clear_ground(runtime, held)
 
 
-def _private_folder(path: str) -> Path:
+class CannotUseFolder(Exception):
+    """A folder of the daemon's own that it cannot make or write."""
+
+    def __init__(self, *, path: str, why: str, choose: str) -> None:
+        self.path = path
+        super().__init__(f"cannot use the folder {path}: {why}; choose another with {choose}")
+
+
+def _private_folder(path: str, *, choose: str) -> Path:
     folder = Path(path)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as exc:
+        raise CannotUseFolder(path=path, why=exc.strerror or str(exc), choose=choose) from exc
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise CannotUseFolder(path=path, why="it is not ours to write", choose=choose)
     return folder
 
 

@@ -31,7 +31,7 @@ def main() -> None:
     if model_dir is None:
         _fail("the quickstart model is not installed: make clean, then make demo again")
     try:
-        with tempfile.TemporaryDirectory(prefix="inferenceosd-demo-") as folder:
+        with tempfile.TemporaryDirectory(prefix="inferenceosd-", dir=_short_temp()) as folder:
             _show_in(Path(folder), model_dir)
     except DaemonTrouble as exc:
         _fail(str(exc))
@@ -54,6 +54,11 @@ def _show_in(folder: Path, model_dir: Path) -> None:
         _fail(f"processes {left} are still running")
 
 
+def _short_temp() -> str | None:
+    """None, the usual folder; /tmp where its path leaves no room for the names of Unix sockets."""
+    return "/tmp" if len(os.fsencode(tempfile.gettempdir())) > 40 else None
+
+
 def _own_build() -> str:
     """Configuration that offers the engine scripts/build_backends.sh made, where there is one."""
     state = Path(state_folder(os.environ, this_platform()))
@@ -66,6 +71,7 @@ def _engine(status: Any) -> Any:
     accepted = [tried for tried in status["engines"] if tried["refused"] is None]
     if not accepted:
         reasons = "".join(f"\n  {t['path']}: {t['refused']}" for t in status["engines"])
+        reasons = reasons or " none was found"
         _fail(f"no llama-server runs on this machine:{reasons}\nbuild one for it: {BUILD}")
     return accepted[0]
 

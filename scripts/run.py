@@ -1,5 +1,7 @@
 """`make run`: the daemon with the quickstart's model beside the user's own, until Ctrl-C.
 
+The folders are those of the settings at this moment: a reload does not change them.
+
 Run with the virtual environment's Python; becomes the daemon, so signals reach it directly.
 """
 
@@ -7,15 +9,23 @@ import os
 import sys
 from pathlib import Path
 
+from inferenceosd.config import Options, read_config
+from inferenceosd.config_error import ConfigError
 from supervisor.quickstart import quickstart_model_dir
 
 
 def main() -> None:
-    """Become the daemon."""
+    """Become the daemon, or exit 2 where the settings are wrong."""
+    try:
+        own = read_config(Options()).model_dirs
+    except ConfigError as exc:
+        print(f"inferenceosd: {exc}", file=sys.stderr)
+        sys.exit(2)
+    quickstart = quickstart_model_dir()
+    dirs = own if quickstart is None else (*own, str(quickstart))
     daemon = str(Path(sys.executable).with_name("inferenceosd"))
-    model_dir = quickstart_model_dir()
-    dirs = [] if model_dir is None else ["--model-dir", str(model_dir)]
-    os.execv(daemon, [daemon, *dirs, *sys.argv[1:]])
+    options = [part for folder in dirs for part in ("--model-dir", folder)]
+    os.execv(daemon, [daemon, *options, *sys.argv[1:]])
 
 
 if __name__ == "__main__":

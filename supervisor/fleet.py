@@ -6,7 +6,7 @@ Level-triggered, one writer: an event says "look", never "do"; only Fleet.run ch
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -129,7 +129,14 @@ class Fleet:
 
     def running(self) -> tuple[Observed, ...]:
         """Every instance as it is now."""
-        return tuple(instance.observe() for instance in self._instances.values())
+        return tuple(map(self._seen, self._instances.values()))
+
+    def _seen(self, instance: Instance) -> Observed:
+        seen = instance.observe()
+        served = self._catalogue.models.get(seen.model_id)
+        if seen.expires_at is not None and served is not None and served.settings.pin:
+            return replace(seen, expires_at=inf)
+        return seen
 
     @asynccontextmanager
     async def lease(

@@ -75,15 +75,15 @@ def test_the_folder_of_a_living_daemon_and_all_else_stays(tmp_path: Path, living
     assert [path.exists() for path in kept] == [True, True]
 
 
-def test_a_folder_that_cannot_be_made_is_one_line_and_status_1(
+def test_a_state_folder_that_cannot_be_made_is_one_line_with_the_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "file").touch()
-    options = Options(state_dir=str(tmp_path / "file" / "state"))
-    config = read_config(options, environ={"INFERENCEOSD_RUNTIME_DIR": str(tmp_path)})
+    (tmp_path / "file").write_text("in the way")
+    options = Options(listen="127.0.0.1:0", state_dir=str(tmp_path / "file" / "state"))
+    config = read_config(options, environ={"INFERENCEOSD_RUNTIME_DIR": str(tmp_path / "run")})
 
-    status = run(config, reload=lambda: config)
+    assert run(config, reload=lambda: config) == 1
 
-    assert status == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert str(tmp_path / "file") in line
+    assert f"{tmp_path}/file/state: Not a directory" in line
+    assert "--state-dir" in line

@@ -7,6 +7,7 @@ import signal
 import stat
 import threading
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from time import monotonic
 
@@ -14,11 +15,13 @@ import psutil
 import pytest
 
 from planners.model import ModelId
+from planners.settings import ModelRule
 from planners.view import InstanceState
 from supervisor.devices.sighting import Reading
 from supervisor.lease import LineFull, ModelUnavailable, Stopping, WaitTimedOut
 from supervisor.tinymodel import tiny_model
 from tests.fakes.fleet_world import TINY, MakeWorld
+from tests.fakes.machines import PLAIN
 from tests.fakes.processes import is_gone
 
 OTHER = ModelId("other")
@@ -132,6 +135,22 @@ async def test_a_run_folder_that_cannot_be_made_again_is_named(fleet_world: Make
 
         world.run_dir.unlink()
         hidden.rename(world.run_dir)
+
+
+async def test_a_pinned_model_is_loaded_unasked_and_said_to_stay_for_ever(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world() as world:
+        pinned = ModelRule(TINY, None, (), replace(PLAIN, pin=True, keep_alive_s=0.1))
+        world.catalogue.reconfigure(dirs=(str(world.models),), rules=(pinned,), defaults=PLAIN)
+        await world.catalogue.scan()
+        world.fleet.look()
+
+        await world.until_state(InstanceState.READY)
+
+        seen = world.seen()
+        assert seen is not None
+        assert seen.expires_at == inf
 
 
 async def test_a_keep_alive_once_given_holds_for_later_requests(fleet_world: MakeWorld) -> None:
