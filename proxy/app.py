@@ -94,17 +94,22 @@ class _App:
         bind_contextvars(request_id=exchange.request_id)
         error: str | None = None
         try:
-            await self._serve(exchange)
-        except CallerLeft:
-            error = "caller_left"
+            error = await self._served(exchange)
         except asyncio.CancelledError:
             error = "stopping"
-            await _part(exchange)
-            raise
-        except Exception as exc:
-            error = await self._fail(exchange, exc)
+            await _part(exchange)  # not raised again: uvicorn logs what ends its task as a bug
         finally:
             _log_served(exchange, error)
+
+    async def _served(self, exchange: Exchange) -> str | None:
+        """Answers; what went wrong, in a word, None where nothing did."""
+        try:
+            await self._serve(exchange)
+        except CallerLeft:
+            return "caller_left"
+        except Exception as exc:
+            return await self._fail(exchange, exc)
+        return None
 
     async def _serve(self, exchange: Exchange) -> None:
         verdict = self._access.judge(

@@ -5,29 +5,30 @@ uvicorn's own serve() takes SIGTERM and wakes ten times a second; its parts are 
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from socket import AF_INET, AF_INET6, IPPROTO_TCP, TCP_NODELAY, socket
 from time import monotonic
+from typing import Any, cast
 
 import structlog
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from proxy.app import PARTING_S, ASGIApp
+from proxy.protocol import PATIENT, DoorProtocol, Patience
 
 log = structlog.get_logger(__name__)
 
-KEEP_ALIVE_S = 75  # as nginx; a client that pools must not find its connection closed under it
 ABORT_S = 1.0  # for tasks that were cancelled to be gone
 
 
 class DoorServer(uvicorn.Server):
     """One set of listening sockets, served inside somebody else's event loop."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, patience: Patience) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http=HttpToolsProtocol,
+                http=cast(Any, partial(DoorProtocol, patience=patience)),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -36,7 +37,7 @@ class DoorServer(uvicorn.Server):
                 server_header=False,
                 date_header=False,
                 proxy_headers=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_keep_alive=cast(int, patience.idle_s),
             )
         )
 
@@ -88,12 +89,13 @@ async def serve(
     stop: asyncio.Event,
     started: asyncio.Event,
     drain_s: Callable[[], float],
+    patience: Patience = PATIENT,
 ) -> None:
     """Serves from `started` until `stop` is set, then drains; cancelled, it ends without draining.
 
     `drain_s` is asked then: requests that still run after it end with an error in their dialect.
     """
-    server = DoorServer(app)
+    server = DoorServer(app, patience)
     await server.open(sockets)
     started.set()
     try:

@@ -10,6 +10,7 @@ import httpx
 
 from proxy.app import build_app
 from proxy.door import DoorSettings
+from proxy.protocol import PATIENT, Patience
 from proxy.server import serve
 from proxy.service import Service
 from proxy.upstream import UpstreamPools
@@ -36,6 +37,7 @@ async def serving(
     *,
     settings: DoorSettings = SETTINGS,
     drain_s: Callable[[], float] = lambda: 0.2,
+    patience: Patience = PATIENT,
 ) -> AsyncIterator[Served]:
     """Serves `service`; ends with a drain."""
     listener = socket.socket()
@@ -45,7 +47,10 @@ async def serving(
     stop, started = asyncio.Event(), asyncio.Event()
     async with UpstreamPools(connections_per_child=8) as pools, asyncio.TaskGroup() as tasks:
         app = build_app(service, pools, settings)
-        tasks.create_task(serve(app, (listener,), stop=stop, started=started, drain_s=drain_s))
+        door = serve(
+            app, (listener,), stop=stop, started=started, drain_s=drain_s, patience=patience
+        )
+        tasks.create_task(door)
         async with asyncio.timeout(10):
             await started.wait()
         url = f"http://127.0.0.1:{port}"

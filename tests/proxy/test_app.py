@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,29 @@ async def test_a_body_over_the_limit_is_refused(tmp_path: Path, path: str) -> No
     assert "limit of 1048576 bytes" in reply.text
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show",
+        "/v1/chat/completions", "/v1/completions", "/v1/embeddings",
+    ],
+)  # fmt: skip
+async def test_a_body_of_too_many_values_is_refused_in_the_dialect(
+    tmp_path: Path, path: str
+) -> None:
+    roomy = replace(SETTINGS, max_body_bytes=64 << 20)
+    many = ",".join(["0"] * ((1 << 20) + 1))
+    names = ("messages", "context", "input", "prompt", "options")
+    told = ",".join(f'"{name}":[{many}]' for name in names)
+    async with serving(fleet(tmp_path), settings=roomy) as at:
+        reply = await at.client.post(path, content=f'{{"model":"tiny",{told}}}')
+
+    error = reply.json()["error"]
+    message = error["message"] if isinstance(error, dict) else error
+    assert reply.status_code == 400
+    assert "values; send fewer at a time" in message
+
+
 async def test_the_callers_request_id_comes_back_and_is_logged(
     tmp_path: Path, served: list[EventDict]
 ) -> None:
@@ -154,12 +178,44 @@ async def test_a_bug_is_a_500_in_the_dialect_and_a_traceback_in_the_log(
     assert isinstance(served[0]["exc_info"], ZeroDivisionError)
 
 
-async def test_broken_files_are_no_models(tmp_path: Path) -> None:
-    class WithBroken(FleetOfOne):
-        def broken(self) -> tuple[BrokenFile, ...]:
-            return (BrokenFile("x.gguf", "truncated"),)
+class WithBroken(FleetOfOne):
+    """A fleet that knows of a broken file."""
 
+    def broken(self) -> tuple[BrokenFile, ...]:
+        return (BrokenFile("/m/org/Big.gguf", "a git-lfs pointer", ("org/Big", "large")),)
+
+
+async def test_broken_files_are_no_models(tmp_path: Path) -> None:
     async with serving(WithBroken(served_model(), tmp_path)) as at:
         reply = await at.client.get("/api/tags")
 
     assert [model["name"] for model in json.loads(reply.text)["models"]] == ["tiny:latest"]
+
+
+@pytest.mark.parametrize("name", ["org/Big", "ORG/big:latest", "large"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show",
+        "/v1/chat/completions", "/v1/completions", "/v1/embeddings",
+    ],
+)  # fmt: skip
+async def test_who_asks_for_a_broken_file_is_told_why(tmp_path: Path, path: str, name: str) -> None:
+    async with serving(WithBroken(served_model(), tmp_path)) as at:
+        reply = await at.client.post(path, json={"model": name})
+        unknown = await at.client.post(path, json={"model": "org/Bigger"})
+
+    error = reply.json()["error"]
+    sentence = f"model '{name}' cannot be used: a git-lfs pointer"
+    assert (reply.status_code, unknown.status_code) == (400, 404)
+    if path.startswith("/v1"):
+        assert (error["message"], error["code"]) == (sentence, "model_unusable")
+    else:
+        assert error == sentence
+
+
+async def test_the_entry_of_a_broken_file_is_refused_with_the_reason(tmp_path: Path) -> None:
+    async with serving(WithBroken(served_model(), tmp_path)) as at:
+        reply = await at.client.get("/v1/models/org/Big")
+
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "model_unusable")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from structlog.typing import EventDict
 
 from proxy.app import build_app
 from proxy.server import serve
@@ -55,6 +56,31 @@ async def test_a_stream_that_outlives_the_drain_ends_with_an_error(
 
     assert "stopping" in str(last(text))
     assert fleet.leases == 0
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/api/chat"])
+@pytest.mark.parametrize("faults", [SLOW, {"prompt_s": 60}], ids=["stream", "prompt"])
+async def test_a_request_that_is_cut_off_by_the_end_is_one_line_and_no_bug(
+    tmp_path: Path,
+    route: str,
+    faults: dict[str, object],
+    served: list[EventDict],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with (
+        fleet_of_one(tmp_path, faults=faults) as fleet,
+        serving(fleet, drain_s=lambda: 0.1) as at,
+    ):
+        asking = asyncio.ensure_future(at.client.post(route, json=STREAM))
+        async with asyncio.timeout(10):
+            while not fleet.leases:
+                await asyncio.sleep(0.01)  # cadence
+        at.stop.set()
+        await asking
+
+    lines = [event["error"] for event in served if event["event"] == "request.served"]
+    assert lines == ["stopping"]
+    assert [record.getMessage() for record in caplog.records] == []
 
 
 async def test_the_time_to_drain_is_the_one_wanted_when_it_begins(tmp_path: Path) -> None:

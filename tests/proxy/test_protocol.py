@@ -1,0 +1,275 @@
+"""What callers may send, byte by byte, on real sockets before the real server; on both loops."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from proxy.protocol import PATIENT, Patience
+from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
+from tests.fakes.serving import serving
+
+GET = b"GET /api/version HTTP/1.1\r\nHost: localhost\r\n"
+POST = b"POST /api/show HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHAT = json.dumps(
+    {"model": "tiny", "messages": [{"role": "user", "content": "one two"}], "stream": True}
+).encode()
+SOON_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A connection to the server."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, data: bytes) -> None:
+        """Sends in small parts, as far as the server takes them."""
+        try:
+            for at in range(0, len(data), 16 << 10):
+                self.writer.write(data[at : at + (16 << 10)])
+                await self.writer.drain()
+        except ConnectionError:
+            pass  # it has closed; what it said is still to be read
+
+    async def rest(self) -> bytes:
+        """All that comes until the server closes."""
+        got = b""
+        async with asyncio.timeout(SOON_S):
+            try:
+                while data := await self.reader.read(1 << 16):
+                    got += data
+            except ConnectionError:
+                pass  # closed with bytes of ours unread
+        return got
+
+
+@asynccontextmanager
+async def calling(fleet: FleetOfOne, patience: Patience = PATIENT) -> AsyncIterator[Caller]:
+    async with serving(fleet, patience=patience) as at:
+        reader, writer = await asyncio.open_connection("127.0.0.1", at.port)
+        try:
+            yield Caller(reader, writer)
+        finally:
+            writer.close()
+
+
+@pytest.fixture
+def idle(tmp_path: Path) -> FleetOfOne:
+    """A fleet that is not asked to load anything."""
+    return FleetOfOne(served_model(), tmp_path)
+
+
+def post(path: bytes, body: bytes, *, version: bytes = b"1.1") -> bytes:
+    head = b"POST %b HTTP/%b\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    return head % (path, version, len(body)) + body
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        pytest.param(GET + b"X: " + b"x" * (1 << 20), b"431", id="a header without an end"),
+        pytest.param(GET + b"x" * (1 << 20), b"431", id="a name without an end"),
+        pytest.param(GET + b"X: y\r\n" * 200_000, b"431", id="headers without an end"),
+        pytest.param(GET + b"X: y\r\n" * 200 + b"\r\n", b"431", id="200 headers"),
+        pytest.param(GET + b"X: " + b"x" * (70 << 10) + b"\r\n\r\n", b"431", id="70 KiB"),
+        pytest.param(b"GET /" + b"x" * (1 << 20), b"414", id="an address without an end"),
+        pytest.param(
+            b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"414",
+            id="9,000 bytes of address",
+        ),
+        pytest.param(b"\r\n" * 50_000, b"431", id="blank lines without an end"),
+        pytest.param(b"hello\r\n\r\n", b"400", id="no HTTP"),
+    ],
+)
+async def test_more_than_a_head_is_refused_and_closed(
+    idle: FleetOfOne, head: bytes, status: bytes
+) -> None:
+    async with calling(idle) as caller:
+        await caller.send(head)
+        told = await caller.rest()
+
+    assert told.startswith(b"HTTP/1.1 " + status)
+    assert told.count(b"HTTP/1.1") == 1
+    assert b"connection: close" in told
+
+
+async def test_a_large_head_within_the_bounds_is_served(idle: FleetOfOne) -> None:
+    headers = b"".join(b"X-%d: %b\r\n" % (n, b"x" * 480) for n in range(120))
+    async with calling(idle) as caller:
+        await caller.send(GET + headers + b"Connection: close\r\n\r\n")
+        told = await caller.rest()
+
+    assert told.startswith(b"HTTP/1.1 200")
+
+
+async def test_a_small_head_and_a_large_body_in_one_read_are_served(idle: FleetOfOne) -> None:
+    body = json.dumps({"model": "nope", "system": "x" * 200_000}).encode()
+    async with calling(idle) as caller:
+        caller.writer.write(post(b"/api/show", body))
+        caller.writer.write(GET + b"Connection: close\r\n\r\n")
+        told = await caller.rest()
+
+    assert told.startswith(b"HTTP/1.1 404")
+    assert told.count(b"HTTP/1.1 200") == 1
+
+
+async def test_trailers_are_dropped(idle: FleetOfOne) -> None:
+    async with calling(idle) as caller:
+        await caller.send(POST + b"2\r\n{}\r\n0\r\nX-Request-Id: trailed\r\n\r\n")
+        await caller.send(GET + b"Connection: close\r\n\r\n")
+        told = await caller.rest()
+
+    assert told.startswith(b"HTTP/1.1 400")
+    assert b"trailed" not in told
+    assert told.count(b"HTTP/1.1 200") == 1
+
+
+@pytest.mark.parametrize(
+    "trailers",
+    [b"X: " + b"x" * (4 << 20), b"X: y\r\n" * (1 << 20)],
+    ids=["one without an end", "without an end"],
+)
+async def test_trailers_without_an_end_are_refused(idle: FleetOfOne, trailers: bytes) -> None:
+    async with calling(idle) as caller:
+        await caller.send(POST + b"2\r\n{}\r\n0\r\n" + trailers)
+        told = await caller.rest()
+
+    assert told.startswith(b"HTTP/1.1 431")
+
+
+async def test_what_is_no_request_is_not_answered_in_the_middle_of_a_reply(
+    tmp_path: Path,
+) -> None:
+    async with fleet_of_one(tmp_path, faults={"token_s": 0.05, "tokens": 200}) as fleet:
+        async with calling(fleet) as caller:
+            await caller.send(post(b"/api/chat", CHAT))
+            await caller.reader.readuntil(b'"done":false')
+            await caller.send(b"hello\r\n\r\n")
+            told = await caller.rest()
+
+        await until_free(fleet)
+
+    assert b"HTTP/1.1" not in told
+
+
+async def until_free(fleet: FleetOfOne) -> None:
+    """Waits until no lease is held."""
+    async with asyncio.timeout(SOON_S):
+        while fleet.leases:
+            await asyncio.sleep(0.01)  # cadence
+
+
+async def test_a_stream_to_an_http_1_0_caller_ends_with_the_connection(tmp_path: Path) -> None:
+    async with fleet_of_one(tmp_path) as fleet, calling(fleet) as caller:
+        await caller.send(post(b"/api/chat", CHAT, version=b"1.0"))
+        head, _, body = (await caller.rest()).partition(b"\r\n\r\n")
+
+    lines = [json.loads(line) for line in body.splitlines()]
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+    assert lines[-1]["done"] is True
+
+
+async def test_a_whole_reply_to_an_http_1_0_caller_has_its_length(idle: FleetOfOne) -> None:
+    async with calling(idle) as caller:
+        await caller.send(b"GET /api/version HTTP/1.0\r\n\r\n")
+        told = await caller.rest()
+
+    assert b"content-length: 20" in told
+    assert told.endswith(b'{"version":"0.24.0"}')
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (GET + b"\r\n", b"200"),
+        (post(b"/api/show", b'{"model":"tiny"}'), b"200"),
+        (post(b"/api/show", b'{"model":"nope"}'), b"404"),
+    ],
+    ids=["GET", "POST", "an error"],
+)
+async def test_a_caller_who_ends_its_sending_is_answered_what_needs_no_model(
+    idle: FleetOfOne, request_: bytes, status: bytes
+) -> None:
+    async with calling(idle) as caller:
+        await caller.send(request_)
+        caller.writer.write_eof()
+        told = await caller.rest()
+
+    assert told.startswith(b"HTTP/1.1 " + status)
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["close", "shutdown"])
+@pytest.mark.parametrize("faults", [{"prompt_s": 60.0}, {"token_s": 0.05, "tokens": 1000}])
+async def test_no_model_works_on_for_a_caller_who_may_have_left(
+    tmp_path: Path, closes: bool, faults: dict[str, object]
+) -> None:
+    async with fleet_of_one(tmp_path, faults=faults) as fleet, calling(fleet) as caller:
+        await caller.send(post(b"/api/chat", CHAT))
+        async with asyncio.timeout(SOON_S):
+            while not fleet.leases:
+                await asyncio.sleep(0.01)  # cadence
+        if closes:
+            caller.writer.close()
+        else:
+            caller.writer.write_eof()
+
+        await until_free(fleet)
+
+
+async def test_a_caller_who_ends_in_mid_request_is_closed(idle: FleetOfOne) -> None:
+    async with calling(idle) as caller:
+        await caller.send(GET)
+        caller.writer.write_eof()
+        told = await caller.rest()
+
+    assert told == b""
+
+
+IMPATIENT = Patience(idle_s=0.2, head_s=0.1)
+
+
+@pytest.mark.parametrize("begun", [b"G", GET, GET + b"\r\n" + GET], ids=["G", "half", "second"])
+async def test_a_head_that_does_not_come_to_its_end_is_refused(
+    idle: FleetOfOne, begun: bytes
+) -> None:
+    async with calling(idle, Patience(head_s=0.1)) as caller:
+        await caller.send(begun)
+        told = await caller.rest()
+
+    assert b"HTTP/1.1 408" in told
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"\r\n", GET + b"\r\n", post(b"/api/show", b"{}") + b"\r\n"],
+    ids=["nothing", "a blank line", "one request", "one and a blank line"],
+)
+async def test_a_caller_who_asks_nothing_is_closed_without_a_word(
+    idle: FleetOfOne, sent: bytes
+) -> None:
+    async with calling(idle, IMPATIENT) as caller:
+        await caller.send(sent)
+        told = await caller.rest()
+
+    assert b"408" not in told
+    assert told.count(b"HTTP/1.1") == (1 if len(sent) > 2 else 0)
+
+
+async def test_a_slow_reply_is_waited_for_however_short_the_patience(tmp_path: Path) -> None:
+    async with (
+        fleet_of_one(tmp_path, faults={"prompt_s": 0.5}) as fleet,
+        calling(fleet, IMPATIENT) as caller,
+    ):
+        await caller.send(post(b"/api/chat", CHAT) + b"GET /api/")
+        await caller.reader.readuntil(b'"done":true')
+        told = await caller.rest()
+
+    assert b"HTTP/1.1 408" in told
