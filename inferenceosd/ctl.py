@@ -1,13 +1,15 @@
 """`inferenceosctl`: questions and orders to a running daemon, over its Unix socket."""
 
+import io
 import math
 import os
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import click
 import httpx
@@ -23,6 +25,7 @@ from proxy.admin_values import (
     DEFAULT_LINES,
     MAX_EVENTS,
     MAX_LINES,
+    MAX_NUMBER,
     EventsReport,
     LoadReport,
     LogReport,
@@ -32,11 +35,14 @@ from proxy.admin_values import (
     StatusReport,
     UnloadReport,
 )
+from supervisor.printable import printable
 
 EXIT_FAILED = 1
 CONNECT_S = 5.0
-ANSWER_S = 60.0
-LOAD_S = 24 * 3600.0  # the daemon knows when a load has stalled; we only wait
+ANSWER_S = 10.0  # the daemon has it in memory
+WORK_S = 120.0  # it looks at devices, or tries engines, first
+LOAD_S = 24 * 3600.0  # it knows when a load has stalled; we only wait
+NAME_BYTES = 2048  # escaped for an address, still within the 8 KiB that the daemon reads
 
 T = TypeVar("T")
 Query = Mapping[str, str | int]
@@ -109,7 +115,7 @@ class Door:
                 reply = client.request(method, path, params=query, content=body)
             except httpx.TimeoutException:
                 _fail(f"inferenceosd on {self.socket_path} gave no answer within {within_s:.0f} s")
-            except httpx.TransportError as exc:
+            except (httpx.HTTPError, httpx.InvalidURL) as exc:
                 _fail(f"inferenceosd on {self.socket_path} broke off: {exc}")
         if reply.is_error:
             _fail(_said(reply))
@@ -132,23 +138,27 @@ class Door:
                 )
 
 
+_NO_ANSWER = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
 def _said(reply: httpx.Response) -> str:
     """The sentence in an error's body, where it is one of ours."""
     try:
         return msgspec.json.decode(reply.content, type=dict[str, str])["error"]
-    except (msgspec.DecodeError, KeyError):
+    except (*_NO_ANSWER, KeyError):
         return f"inferenceosd answered with HTTP {reply.status_code}"
 
 
 def _decoded(content: bytes, kind: type[T]) -> Answer[T]:
     try:
         return Answer(content, msgspec.json.decode(content, type=kind))
-    except msgspec.DecodeError as exc:
+    except _NO_ANSWER as exc:
         _fail(f"inferenceosd speaks of what this inferenceosctl does not know ({exc}); update it")
 
 
 def _fail(sentence: str) -> NoReturn:
-    click.echo(f"inferenceosctl: {sentence}", err=True)
+    """Ends the program with one line, whatever names and texts of others the sentence holds."""
+    click.echo(f"inferenceosctl: {printable(sentence)}", err=True)
     sys.exit(EXIT_FAILED)
 
 
@@ -180,10 +190,44 @@ class Duration(click.ParamType[float]):
         return seconds
 
 
+class Name(click.ParamType[str]):
+    """What may be the name of a model; which are, the daemon knows."""
+
+    name = "model"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        name = str(value)
+        try:
+            n_bytes = len(name.encode())
+        except UnicodeEncodeError:
+            _fail(f"{name!r} is no model: it is no UTF-8")
+        if n_bytes > NAME_BYTES:
+            _fail(f"no model has a name of {n_bytes} bytes; the longest have {NAME_BYTES}")
+        return name
+
+
+class Program(click.Group):
+    """The commands, and what may fail in all of them."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs one; what cannot be printed as it is, is escaped. Does not return."""
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as exc:
+            # What is left in the buffer would fail once more, with a traceback, at the very end.
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _fail(f"cannot write the answer: {exc.strerror or exc}")
+
+
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 
 
-@click.group(epilog=EPILOG)
+@click.group(cls=Program, epilog=EPILOG)
 @click.option(
     "--socket",
     "socket_path",
@@ -221,9 +265,9 @@ def models(door: Door, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("model")
-@click.option("--context", type=click.IntRange(min=1), help="Tokens one request may use.")
-@click.option("--parallel", type=click.IntRange(min=1), help="Requests served at once.")
+@click.argument("model", type=Name())
+@click.option("--context", type=click.IntRange(1, MAX_NUMBER), help="Tokens one request may use.")
+@click.option("--parallel", type=click.IntRange(1, MAX_NUMBER), help="Requests served at once.")
 @as_json_option
 @click.pass_obj
 def plan(door: Door, model: str, context: int | None, parallel: int | None, as_json: bool) -> None:
@@ -232,14 +276,14 @@ def plan(door: Door, model: str, context: int | None, parallel: int | None, as_j
     Exit status 1 where it does not fit.
     """
     asked = {"model": model, "context": context, "parallel": parallel}
-    answer = door.post("/plan", PlanReport, body=asked)
+    answer = door.post("/plan", PlanReport, body=asked, within_s=WORK_S)
     answer.show(report.plan_text, as_json=as_json)
     if answer.value.plan is None:
         sys.exit(EXIT_FAILED)
 
 
 @main.command()
-@click.argument("model")
+@click.argument("model", type=Name())
 @click.pass_obj
 def load(door: Door, model: str) -> None:
     """Load MODEL and wait until it is ready."""
@@ -248,7 +292,7 @@ def load(door: Door, model: str) -> None:
 
 
 @main.command()
-@click.argument("model")
+@click.argument("model", type=Name())
 @click.pass_obj
 def unload(door: Door, model: str) -> None:
     """Unload MODEL once its running requests are done."""
@@ -264,11 +308,11 @@ def reload(door: Door) -> None:
 
     A wrong configuration changes nothing: its first mistake is printed, exit status 1.
     """
-    door.post("/reload", ReloadReport).show(report.reload_text, as_json=False)
+    door.post("/reload", ReloadReport, within_s=WORK_S).show(report.reload_text, as_json=False)
 
 
 @main.command()
-@click.argument("model")
+@click.argument("model", type=Name())
 @click.option(
     "--tail",
     type=click.IntRange(1, MAX_LINES),
@@ -284,7 +328,7 @@ def logs(door: Door, model: str, tail: int) -> None:
 
 
 @main.command()
-@click.option("--model", help="Only of this model.")
+@click.option("--model", type=Name(), help="Only of this model.")
 @click.option("--since", type=Duration(), metavar="SPAN", help="Only of the last 1h, 30m, ...")
 @click.option(
     "--limit",

@@ -5,15 +5,18 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from click.testing import CliRunner, Result
 
 from inferenceosd import __version__, report
-from inferenceosd.ctl import main
-from proxy.admin_values import EventsReport
+from inferenceosd.ctl import ANSWER_S, Door, main
+from proxy.admin_values import EventsReport, UnloadReport
 from tests.fakes.admin_service import EVENTS, MODELS, OneModelService, admin_socket
 
 PROGRAM = Path(sys.executable).with_name("inferenceosctl")
@@ -187,3 +190,110 @@ def short_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that is short from where we stand: a socket's path has 107 bytes."""
     monkeypatch.chdir(tmp_path)
     return Path(os.curdir)
+
+
+def run(path: Path, *arguments: str | bytes, stdout: int = subprocess.PIPE) -> tuple[int, str]:
+    """The installed program's exit status and what it complains of."""
+    done = subprocess.run(
+        [PROGRAM, "--socket", path, *arguments],
+        stdout=stdout, stderr=subprocess.PIPE, timeout=30, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("load", b"\xff"), "'\\udcff' is no model: it is no UTF-8"),
+        (("events", "--model", b"\xff"), "'\\udcff' is no model: it is no UTF-8"),
+        (("load", "x" * 100_000), "no model has a name of 100000 bytes; the longest have 2048"),
+        (("logs", "x" * 100_000), "no model has a name of 100000 bytes; the longest have 2048"),
+        (("logs", "x" * 2048), f"model '{'x' * 2048}' not found"),
+        (("logs", "ü" * 1024), f"model '{'ü' * 1024}' not found"),
+        (("load", "a\nb\x1b[31m"), "model 'a\\nb\\x1b[31m' not found"),
+    ],
+    ids=["bytes", "bytes in an option", "long", "long in an address", "longest", "ü", "control"],
+)
+def test_any_name_is_answered_in_one_line(
+    served: Path, arguments: tuple[str | bytes, ...], said: str
+) -> None:
+    assert run(served, *arguments) == (1, f"inferenceosctl: {said}\n")
+
+
+@pytest.mark.parametrize("arguments", [("status",), ("status", "--json"), ("--help",)])
+def test_a_full_disk_is_one_line(served: Path, arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "wb") as full:
+        told = run(served, *arguments, stdout=full.fileno())
+
+    assert told == (1, "inferenceosctl: cannot write the answer: No space left on device\n")
+
+
+def test_what_the_terminal_has_no_letters_for_is_escaped(served: Path) -> None:
+    environ = {"PATH": "/usr/bin:/bin", "PYTHONIOENCODING": "iso8859-5"}
+    done = subprocess.run(
+        [PROGRAM, "--socket", served, "status"], env=environ, capture_output=True, text=True,
+        timeout=30, check=False,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "4096 \\xd7 2" in done.stdout
+
+
+def test_numbers_beyond_any_model_are_wrong_usage(served: Path) -> None:
+    status, said = run(served, "plan", "qwen", "--context", str(1 << 62))
+
+    assert status == 2
+    assert f"{1 << 62} is not in the range 1<=x<=2147483647" in said
+
+
+@contextmanager
+def saying(reply: bytes | None) -> Iterator[str]:
+    """A socket whose every caller is sent `reply` and closed; kept waiting where it is None."""
+    with TemporaryDirectory(prefix="ctl-") as folder, socket.socket(socket.AF_UNIX) as listener:
+        path = str(Path(folder) / "admin.sock")
+        listener.bind(path)
+        listener.listen()
+
+        def answer() -> None:
+            listener.accept()[0].close()  # who only looks whether somebody listens
+            with listener.accept()[0] as caller:
+                caller.recv(1 << 16)
+                if reply is None:
+                    over.wait(30)
+                else:
+                    caller.sendall(reply)
+
+        over = threading.Event()
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield path
+        finally:
+            over.set()
+            thread.join(10)
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "said"),
+    [
+        ("Content-Encoding: gzip\r\n", b"xxxx", "broke off"),
+        ("", b"\xff\xfe{}", "does not know"),
+        ("", b"[" * 4000, "does not know"),
+    ],
+    ids=["broken gzip", "no UTF-8", "nothing but brackets"],
+)
+def test_an_answer_that_is_none_is_one_line(head: str, body: bytes, said: str) -> None:
+    start = f"HTTP/1.1 200 OK\r\n{head}Content-Length: {len(body)}\r\n\r\n"
+    with saying(start.encode() + body) as path:
+        result = CliRunner().invoke(main, ["--socket", path, "status"])
+
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert said in result.stderr
+
+
+def test_a_daemon_that_hangs_is_not_waited_for_long(capsys: pytest.CaptureFixture[str]) -> None:
+    with saying(None) as path, pytest.raises(SystemExit):
+        Door(path).post("/unload", UnloadReport, within_s=0.1)
+
+    assert "gave no answer within 0 s" in capsys.readouterr().err
+    assert ANSWER_S <= 10
