@@ -159,3 +159,5 @@ class BrokenFile:
 
     path: str
     reason: str
+    names: tuple[str, ...] = ()
+    """What it would have been offered under, aliases included; none where no name is its own."""

@@ -3,6 +3,7 @@
 Whoever may open the socket may do all of it: its mode, 0600, is the access control.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -13,11 +14,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from planners.plan import LaunchPlan, Shortfall
+from proxy import names
 from proxy.admin_values import (
     DEFAULT_EVENTS,
     DEFAULT_LINES,
     MAX_EVENTS,
     MAX_LINES,
+    MAX_NUMBER,
     EventReport,
     EventsReport,
     LoadReport,
@@ -30,11 +33,10 @@ from proxy.admin_values import (
     plan_report,
 )
 from proxy.bodies import decoded, read_body
-from proxy.errors import BadRequest, CallerLeft, Dialect, ProxyError, answer, body
-from supervisor.lease import LeaseError
+from proxy.errors import BadRequest, CallerLeft, Dialect, ProxyError, UnknownModel, answer, body
+from supervisor.lease import LeaseError, Stopping
 
 MAX_BODY_BYTES = 64 << 10  # a name and two numbers
-MAX_NUMBER = (1 << 31) - 1  # llama-server counts tokens and slots in 32 bits
 
 
 class ReloadRefused(ProxyError):
@@ -96,19 +98,19 @@ def build_admin_app(service: AdminService) -> Starlette:
     """The app for the admin socket."""
     door = _Door(service)
     routes = [
-        Route("/status", _answering(door.status), methods=["GET"]),
-        Route("/models", _answering(door.models), methods=["GET"]),
-        Route("/plan", _answering(door.plan), methods=["POST"]),
-        Route("/load", _answering(door.load), methods=["POST"]),
-        Route("/unload", _answering(door.unload), methods=["POST"]),
-        Route("/reload", _answering(door.reload), methods=["POST"]),
-        Route("/logs", _answering(door.logs), methods=["GET"]),
-        Route("/events", _answering(door.events), methods=["GET"]),
+        Route("/status", _answering(service, door.status), methods=["GET"]),
+        Route("/models", _answering(service, door.models), methods=["GET"]),
+        Route("/plan", _answering(service, door.plan), methods=["POST"]),
+        Route("/load", _answering(service, door.load), methods=["POST"]),
+        Route("/unload", _answering(service, door.unload), methods=["POST"]),
+        Route("/reload", _answering(service, door.reload), methods=["POST"]),
+        Route("/logs", _answering(service, door.logs), methods=["GET"]),
+        Route("/events", _answering(service, door.events), methods=["GET"]),
     ]
     return Starlette(routes=routes)
 
 
-def _answering(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+def _answering(service: AdminService, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     """`handler` with its value as JSON, and what it may raise as {"error": sentence}."""
 
     async def respond(request: Request) -> Response:
@@ -118,18 +120,27 @@ def _answering(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
             return _json({"error": str(exc)}, status=409)
         except CallerLeft:
             return Response(status_code=499)  # nobody reads it
+        except asyncio.CancelledError:
+            return _refusal(Stopping())  # not raised again: uvicorn logs what ends its task
+        except UnknownModel as exc:
+            return _refusal(names.unusable(exc.name, service.models().broken) or exc)
         except (ProxyError, LeaseError) as exc:
-            said = answer(exc, Dialect.OLLAMA)
-            if said is None:
-                raise
-            return Response(
-                body(said, Dialect.OLLAMA),
-                status_code=said.status,
-                headers={name.decode(): value.decode() for name, value in said.headers},
-                media_type="application/json",
-            )
+            return _refusal(exc)
 
     return respond
+
+
+def _refusal(exc: Exception) -> Response:
+    """`exc` as {"error": sentence}. Raises it where it is a bug."""
+    said = answer(exc, Dialect.OLLAMA)
+    if said is None:
+        raise exc
+    return Response(
+        body(said, Dialect.OLLAMA),
+        status_code=said.status,
+        headers={name.decode(): value.decode() for name, value in said.headers},
+        media_type="application/json",
+    )
 
 
 def _json(value: object, *, status: int = 200) -> Response:

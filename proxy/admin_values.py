@@ -19,6 +19,7 @@ DEFAULT_LINES = 100
 MAX_LINES = 100_000
 DEFAULT_EVENTS = 100
 MAX_EVENTS = 10_000
+MAX_NUMBER = (1 << 31) - 1  # llama-server counts tokens and slots in 32 bits
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import msgspec
 
 from proxy.chunks import ABSENT, NULL, Delta, Event, JsonText, ToolCall, ToolCalls, read_event
 from proxy.errors import UpstreamBroken
-from proxy.forward import Timings
+from proxy.forward import Timings, sum_of
 from proxy.sse import DONE
 
 STREAMED = b'"stream":true,"stream_options":{"include_usage":true},"return_progress":true'
@@ -20,6 +20,7 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
+    index: int = 0
     delta: Delta = msgspec.field(default_factory=Delta)
     text: msgspec.Raw = NULL
     logprobs: _Logprobs | None = None
@@ -36,20 +37,29 @@ class _Chunk(Event):
     timings: msgspec.Raw = ABSENT
 
 
+class _Cached(msgspec.Struct):
+    cached_tokens: int = 0
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int = 0
+    prompt_tokens: int = 0
+    total_tokens: int = 0
+    prompt_tokens_details: _Cached = msgspec.field(default_factory=_Cached)
+
+
 _CHUNK = msgspec.json.Decoder(_Chunk)
 _TIMINGS = msgspec.json.Decoder(Timings)
+_USAGE = msgspec.json.Decoder(_Usage)
 
 
 class Assembly:
     """Collects the chunks of /v1/chat/completions or /v1/completions and gives the whole reply."""
 
-    def __init__(self, socket_path: str, *, chat: bool) -> None:
+    def __init__(self, socket_path: str, *, chat: bool, n_choices: int = 1) -> None:
         self._socket_path, self._chat = socket_path, chat
-        self._text, self._reasoning, self._tools = JsonText(), JsonText(), ToolCalls()
-        self._logprobs: list[msgspec.Raw] | None = None
-        self._finish: str | None = None
+        self._parts = tuple(_Part() for _ in range(n_choices))
         self._last = _Chunk()
-        self._usage = self._timings = ABSENT
         self._done = False
 
     def add(self, event: bytes) -> None:
@@ -58,72 +68,114 @@ class Assembly:
             self._done = True
             return
         chunk = self._last = read_event(event, _CHUNK, self._socket_path)
+        part = self._part(chunk)
         if chunk.timings != ABSENT:
-            self._timings = chunk.timings
+            part.timings = chunk.timings
         if chunk.usage != ABSENT:
-            self._usage = chunk.usage
+            part.usage = chunk.usage
         for choice in chunk.choices:
-            self._add_choice(choice)
+            part.add(choice)
 
-    def _add_choice(self, choice: _Choice) -> None:
-        self._text.add(choice.delta.content if self._chat else choice.text)
-        self._reasoning.add(choice.delta.reasoning_content)
-        self._finish = choice.finish_reason or self._finish
-        if choice.logprobs is not None and choice.logprobs.content is not None:
-            self._logprobs = self._logprobs or []
-            self._logprobs += choice.logprobs.content
-        if choice.delta.tool_calls is not None:
-            self._tools.add(choice.delta.tool_calls)
+    def _part(self, chunk: _Chunk) -> "_Part":
+        """What a chunk belongs to: the choice that it has a piece of, or the only one."""
+        indices = {choice.index for choice in chunk.choices} or {0}
+        index = indices.pop()
+        if indices or not 0 <= index < len(self._parts):
+            raise UpstreamBroken(self._socket_path, f"a choice {index} that nobody asked for")
+        return self._parts[index]
 
     @property
     def timings(self) -> Timings | None:
         """What the work took, once told."""
-        return _TIMINGS.decode(self._timings) if self._timings != ABSENT else None
+        told = [part.timings for part in self._parts if part.timings != ABSENT]
+        return sum_of(map(_TIMINGS.decode, told)) if told else None
 
     def reply(self) -> bytes:
         """The whole reply. Raises UpstreamBroken where the stream ended before its end."""
-        if not self._done or self._finish is None:
+        if not self._done or any(part.finish is None for part in self._parts):
             raise UpstreamBroken(self._socket_path, "its stream ended before its end")
         last = self._last
         reply: dict[str, object] = {
-            "choices": [self._choice()],
+            "choices": [self._choice(index, part) for index, part in enumerate(self._parts)],
             "created": last.created,
             "model": last.model,
             "system_fingerprint": last.system_fingerprint,
             "object": "chat.completion" if self._chat else "text_completion",
         }
-        if self._usage != ABSENT:
-            reply["usage"] = self._usage
+        if (usage := self._usage()) != ABSENT:
+            reply["usage"] = usage
         reply["id"] = last.id
-        if self._timings != ABSENT:
-            reply["timings"] = self._timings
+        if (timings := self._timings()) != ABSENT:
+            reply["timings"] = timings
         return msgspec.json.encode(reply)
 
-    def _choice(self) -> dict[str, object]:
-        logprobs = {"content": self._logprobs} if self._logprobs is not None else None
+    def _usage(self) -> object:
+        """As told of one choice; of several the sum (llama-server tells only the first's)."""
+        if len(self._parts) == 1:
+            return self._parts[0].usage
+        told = [_USAGE.decode(part.usage) for part in self._parts if part.usage != ABSENT]
+        cached = sum(usage.prompt_tokens_details.cached_tokens for usage in told)
+        return _Usage(
+            completion_tokens=sum(usage.completion_tokens for usage in told),
+            prompt_tokens=sum(usage.prompt_tokens for usage in told),
+            total_tokens=sum(usage.total_tokens for usage in told),
+            prompt_tokens_details=_Cached(cached),
+        )
+
+    def _timings(self) -> object:
+        """Likewise."""
+        return self._parts[0].timings if len(self._parts) == 1 else self.timings or ABSENT
+
+    def _choice(self, index: int, part: "_Part") -> dict[str, object]:
+        logprobs = {"content": part.logprobs} if part.logprobs is not None else None
         if not self._chat:
             return {
-                "text": self._text.joined(),
-                "index": 0,
+                "text": part.text.joined(),
+                "index": index,
                 "logprobs": logprobs,
-                "finish_reason": self._finish,
+                "finish_reason": part.finish,
             }
         choice: dict[str, object] = {
-            "finish_reason": self._finish,
-            "index": 0,
-            "message": self._message(),
+            "finish_reason": part.finish,
+            "index": index,
+            "message": part.message(),
         }
         if logprobs is not None:
             choice["logprobs"] = logprobs
         return choice
 
-    def _message(self) -> dict[str, object]:
+
+class _Part:
+    """One choice in the making."""
+
+    __slots__ = ("finish", "logprobs", "reasoning", "text", "timings", "tools", "usage")
+
+    def __init__(self) -> None:
+        self.text, self.reasoning, self.tools = JsonText(), JsonText(), ToolCalls()
+        self.logprobs: list[msgspec.Raw] | None = None
+        self.finish: str | None = None
+        self.usage = self.timings = ABSENT
+
+    def add(self, choice: _Choice) -> None:
+        """Takes a piece of it."""
+        self.text.add(choice.text)
+        self.text.add(choice.delta.content)
+        self.reasoning.add(choice.delta.reasoning_content)
+        self.finish = choice.finish_reason or self.finish
+        if choice.logprobs is not None and choice.logprobs.content is not None:
+            self.logprobs = self.logprobs or []
+            self.logprobs += choice.logprobs.content
+        if choice.delta.tool_calls is not None:
+            self.tools.add(choice.delta.tool_calls)
+
+    def message(self) -> dict[str, object]:
+        """As a chat's message."""
         message: dict[str, object] = {"role": "assistant"}
-        message["content"] = self._text.joined() if self._text or not self._tools else None
-        if self._reasoning:
-            message["reasoning_content"] = self._reasoning.joined()
-        if self._tools:
-            message["tool_calls"] = [_tool_call(*call) for call in self._tools]
+        message["content"] = self.text.joined() if self.text or not self.tools else None
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning.joined()
+        if self.tools:
+            message["tool_calls"] = [_tool_call(*call) for call in self.tools]
         return message
 
 

@@ -1,11 +1,12 @@
-"""Request bodies: read within a bound, decoded as far as a route needs, sent on unwritten."""
+"""Request bodies: read within bounds, decoded as far as a route needs, sent on unwritten."""
 
+import re
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from proxy.errors import BadJson, BodyTooLarge, CallerLeft
+from proxy.errors import BadJson, BodyTooLarge, CallerLeft, TooManyValues
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Buffers = tuple[bytes | memoryview, ...]
@@ -13,7 +14,15 @@ Buffers = tuple[bytes | memoryview, ...]
 
 T = TypeVar("T")
 
+MAX_VALUES = 1 << 20
+"""In one body: token ids for a context of a million, or for a large batch of embeddings.
+
+A value may take 100 bytes here and in the child, and a microsecond, however short it is written.
+"""
+
 _BLANKS = b" \t\r\n"
+_SCANNED_BYTES = 64 << 10  # at a time: what is refused is refused early; larger copies are slower
+_BACKSLASHES = re.compile(rb"\\*")
 
 
 def content_length(headers: Sequence[tuple[bytes, bytes]]) -> int | None:
@@ -49,8 +58,43 @@ async def read_body(
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def bound_values(body: bytes, *, limit: int) -> None:
+    """Raises TooManyValues for JSON of more arrays, objects and commas than `limit`.
+
+    Not decoded: what of `body` is no text is told apart by its quotation marks.
+    """
+    if len(body) <= limit:  # as nearly all are
+        return
+    values = quotes = start = 0
+    while start < len(body):
+        end = _unescaped(body, start + _SCANNED_BYTES)
+        part = body[start:end]
+        if b"\\" in part:
+            part = part.replace(b"\\\\", b"").replace(b'\\"', b"")
+        texts = part.split(b'"')
+        between = b"".join(texts[quotes % 2 :: 2])
+        values += between.count(b",") + between.count(b"[") + between.count(b"{")
+        quotes += len(texts) - 1
+        if values > limit or quotes > 4 * limit:  # of no more than that many keys and values
+            raise TooManyValues(limit=limit)
+        start = end
+
+
+def _unescaped(body: bytes, at: int) -> int:
+    """The first place from `at` on that is not within an escape."""
+    if body[at - 1 : at] != b"\\":
+        return at
+    run = _BACKSLASHES.match(body, at)
+    assert run is not None
+    return run.end() + 1
+
+
 def decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """The fields of a JSON object that `decoder` knows; of others, the syntax. Raises BadJson."""
+    """The fields of a JSON object that `decoder` knows; of others, the syntax.
+
+    Raises BadJson, TooManyValues.
+    """
+    bound_values(body, limit=MAX_VALUES)
     if not body.strip(_BLANKS):
         raise BadJson("missing request body")
     try:

@@ -64,6 +64,16 @@ class BadJson(BadRequest):
     code = "invalid_json"
 
 
+class TooManyValues(BadRequest):
+    """The body is JSON of so many values that decoding it would hold up everybody else."""
+
+    code = "too_many_values"
+
+    def __init__(self, *, limit: int) -> None:
+        self.limit = limit
+        super().__init__(f"the request body holds more than {limit} values; send fewer at a time")
+
+
 class BadOption(BadRequest):
     """An Ollama option of the wrong type; Ollama answers these with 500."""
 
@@ -79,6 +89,16 @@ class UnknownModel(BadRequest):
     def __init__(self, name: str, message: str | None = None) -> None:
         self.name = name
         super().__init__(message or f"model '{name}' not found", param="model")
+
+
+class UnusableModel(BadRequest):
+    """A model of that name is there, but its file is broken, or is no model."""
+
+    code = "model_unusable"
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name, self.reason = name, reason
+        super().__init__(f"model '{name}' cannot be used: {reason}", param="model")
 
 
 class CloudModel(BadRequest):

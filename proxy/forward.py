@@ -7,7 +7,7 @@ Leaving, however it happens, closes the upstream connection, which frees the slo
 lease back.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -139,6 +139,13 @@ class _ChildErrorReply(msgspec.Struct):
     error: _ChildError = msgspec.field(default_factory=_ChildError)
 
 
+_CALLERS_FAULTS = (
+    " input is not supported",  # an image or audio for a model without a projector
+    "Failed to parse ",  # messages, tools
+    "Cannot use both ",
+    "Unknown reasoning format",
+)
+"""What llama-server (b10434) answers with 500 although it is the request that is wrong."""
 _ERROR_REPLY = msgspec.json.Decoder(_ChildErrorReply)
 _ERROR_EVENT_HEAD = b'data: {"error":'
 
@@ -157,6 +164,8 @@ async def refusal(response: UpstreamResponse, lease: Lease) -> Exception:
     if "json.exception." in error.message:  # a wrong body, which some builds answer with 500
         return BadJson(error.message)
     message = error.message or f"llama-server answered {response.status} without a message"
+    if response.status == 500 and any(fault in message for fault in _CALLERS_FAULTS):
+        return ChildRefused(status=400, kind="invalid_request_error", message=message)
     return ChildRefused(status=response.status, kind=error.type, message=message)
 
 
@@ -177,7 +186,12 @@ async def relay_whole(exchange: Exchange, lease: Lease, response: UpstreamRespon
 
 
 async def relay_stream(
-    exchange: Exchange, lease: Lease, response: UpstreamResponse, *, shows_progress: bool
+    exchange: Exchange,
+    lease: Lease,
+    response: UpstreamResponse,
+    *,
+    shows_progress: bool,
+    n_prompts: int = 1,
 ) -> Usage | None:
     """Passes a stream of events, unchanged and as it comes; gives what its end says it took.
 
@@ -188,10 +202,14 @@ async def relay_stream(
         raise await refusal(response, lease)
     whole = WholeEvents(response.socket_path)
     in_prelude = not shows_progress
+    has_preludes = n_prompts > 1 and in_prelude
     before = last = b""
+    usages: list[Usage] = []
     async for arrived in response.chunks():
         events = whole.take(arrived)
-        if in_prelude:
+        if has_preludes:
+            events = _without_any_progress(events)
+        elif in_prelude:
             events = _without_progress(events)
         if not events:
             continue
@@ -201,12 +219,14 @@ async def relay_stream(
                 raise ChildFailed(event_error(events[6:].partition(b"\n")[0]))
             await exchange.begin(Framing.SSE)
         before, last = last, events
+        if n_prompts > 1:
+            usages += _usages_in(events)
         await exchange.write(events)
     tail = before[-4096:] + last[-8192:]
     if not tail.rstrip().endswith(DONE) and _ERROR_EVENT_HEAD not in tail:
         raise UpstreamBroken(response.socket_path, "its stream ended before its end")
     await exchange.finish()
-    return usage_in(tail)
+    return _usage_sum(usages) if usages else usage_in(tail)
 
 
 def _without_progress(events: bytes) -> bytes:
@@ -214,6 +234,16 @@ def _without_progress(events: bytes) -> bytes:
     while events.startswith(b":") or b'"prompt_progress":' in events[: events.find(b"\n\n")]:
         events = events[events.find(b"\n\n") + 2 :]
     return events
+
+
+def _without_any_progress(events: bytes) -> bytes:
+    """Likewise, wherever it stands: each of several prompts has its own."""
+    kept = [
+        event
+        for event in events.split(b"\n\n")
+        if not event.startswith(b":") and b'"prompt_progress":' not in event
+    ]
+    return b"\n\n".join(kept)
 
 
 class Timings(msgspec.Struct):
@@ -235,6 +265,18 @@ class Timings(msgspec.Struct):
         )
 
 
+def sum_of(parts: Iterable[Timings]) -> Timings:
+    """What several pieces of work took together."""
+    total = Timings()
+    for part in parts:
+        total.prompt_n += part.prompt_n
+        total.prompt_ms += part.prompt_ms
+        total.predicted_n += part.predicted_n
+        total.predicted_ms += part.predicted_ms
+        total.cache_n += part.cache_n
+    return total
+
+
 class _Timed(msgspec.Struct):
     timings: Timings | None = None
 
@@ -252,3 +294,18 @@ def usage_in(tail: bytes) -> Usage | None:
                 return None
             return timings.usage() if timings is not None else None
     return None
+
+
+def _usages_in(events: bytes) -> list[Usage]:
+    """What each event with timings says."""
+    told = (usage_in(event) for event in events.split(b"\n\n"))
+    return [usage for usage in told if usage is not None]
+
+
+def _usage_sum(usages: list[Usage]) -> Usage:
+    return Usage(
+        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+        prompt_s=sum(usage.prompt_s for usage in usages),
+        decode_tokens=sum(usage.decode_tokens for usage in usages),
+        decode_s=sum(usage.decode_s for usage in usages),
+    )

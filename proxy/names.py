@@ -1,11 +1,13 @@
 """Model names as Ollama writes them: `[scheme://][host/][namespace/]model[:tag]`."""
 
 import re
+from collections.abc import Iterable
 
-from planners.model import ServedModel
+from planners.model import BrokenFile, ServedModel
 from proxy.door import Door
-from proxy.errors import BadRequest, CloudModel, UnknownModel
+from proxy.errors import BadRequest, CloudModel, UnknownModel, UnusableModel
 from proxy.exchange import Exchange
+from supervisor.listing import folded
 
 MAX_NAME = 600  # a host of 350, and namespace, model and tag of 80 each, as Ollama bounds them
 
@@ -28,13 +30,27 @@ def display(name: str) -> str:
 
 
 def served(door: Door, exchange: Exchange, name: str, *, unknown: str | None = None) -> ServedModel:
-    """The model that `name` means. Raises BadName, CloudModel, UnknownModel (saying `unknown`)."""
+    """The model that `name` means.
+
+    Raises UnusableModel, BadName, CloudModel, UnknownModel (saying `unknown`).
+    """
     found = door.service.resolve(name)
     if found is None:
+        if (error := unusable(name, door.service.broken())) is not None:
+            raise error
         _check(name)
         raise UnknownModel(name, unknown)
     exchange.model = found.model_id
     return found
+
+
+def unusable(name: str, broken: Iterable[BrokenFile]) -> UnusableModel | None:
+    """Why the model of that name is not offered, where its file is there; None where none is."""
+    wanted = folded(name)
+    for file in broken:
+        if any(folded(own) == wanted for own in file.names):
+            return UnusableModel(name, file.reason)
+    return None
 
 
 def _check(name: str) -> None:

@@ -1,5 +1,6 @@
 """OpenAI's routes: the child's own dialect, so requests and streams pass; the model is chosen."""
 
+import re
 from functools import partial
 
 import msgspec
@@ -9,6 +10,7 @@ from planners.model import ServedModel
 from proxy import names
 from proxy.assemble import STREAMED, Assembly
 from proxy.bodies import decoded
+from proxy.chunks import ABSENT
 from proxy.door import Door
 from proxy.errors import BadRequest, NoEmbeddings
 from proxy.exchange import Exchange
@@ -24,11 +26,19 @@ class _Asked(msgspec.Struct):
     model: str | None = None
     stream: bool | None = None
     n: int | None = None
+    n_cmpl: int | None = None
+    """llama-server's own name for n."""
+    prompt: msgspec.Raw = ABSENT
     return_progress: bool | None = None
     keep_alive: float | str | None = None
     """Ours: as in Ollama's dialect."""
 
 
+MAX_PROMPTS = 256
+"""In one request: they take the one slot of its lease one after another."""
+_TOKEN_IDS = re.compile(rb"\[\s*[-0-9]")
+
+_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _ASKED = msgspec.json.Decoder(_Asked)
 _PROGRESS = b'"return_progress":true'
 """Asked of every child: one that writes while it reads a prompt notices that the caller left."""
@@ -75,14 +85,19 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
     model = _served(door, exchange, asked.model)
     if model.info.is_embedding:
         raise BadRequest(f'"{model.model_id}" does not support completions', param="model")
-    if asked.n is not None and asked.n != 1:
+    if asked.n not in (None, 1) or asked.n_cmpl not in (None, 1):
         raise BadRequest("n must be 1: each request has one slot of the model", param="n")
+    n_prompts = 1 if chat else _n_prompts(asked.prompt)
+    if n_prompts > MAX_PROMPTS:
+        reason = f"prompt must hold at most {MAX_PROMPTS} prompts, not {n_prompts}"
+        raise BadRequest(reason, param="prompt")
     target = b"/v1/chat/completions" if chat else b"/v1/completions"
     streams = bool(asked.stream)
     if streams:
-        hear = _stream(door, exchange, shows_progress=bool(asked.return_progress))
+        shows_progress = bool(asked.return_progress)
+        hear = _stream(door, exchange, shows_progress=shows_progress, n_prompts=n_prompts)
     else:
-        hear = _assemble(door, exchange, chat=chat)
+        hear = _assemble(door, exchange, chat=chat, n_prompts=n_prompts)
     order = Order(target, body, extra=_PROGRESS if streams else STREAMED)
     async with exchange.attended():
         await converse(
@@ -90,19 +105,31 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
         )
 
 
-def _stream(door: Door, exchange: Exchange, *, shows_progress: bool) -> Hear:
+def _n_prompts(told: msgspec.Raw) -> int:
+    """How many prompts the child reads in `told`: in an array with a token id in it, one."""
+    if _TOKEN_IDS.match(told) or bytes(memoryview(told)[:1]) != b"[":
+        return 1
+    items = _ITEMS.decode(told)
+    is_mixed = any(memoryview(item)[0] in b"-0123456789" for item in items)
+    return 1 if is_mixed else max(1, len(items))
+
+
+def _stream(door: Door, exchange: Exchange, *, shows_progress: bool, n_prompts: int) -> Hear:
     async def hear(lease: Lease, response: UpstreamResponse) -> None:
-        usage = await relay_stream(exchange, lease, response, shows_progress=shows_progress)
+        usage = await relay_stream(
+            exchange, lease, response, shows_progress=shows_progress, n_prompts=n_prompts
+        )
         _report(door, exchange, lease, usage)
 
     return hear
 
 
-def _assemble(door: Door, exchange: Exchange, *, chat: bool) -> Hear:
+def _assemble(door: Door, exchange: Exchange, *, chat: bool, n_prompts: int) -> Hear:
     async def hear(lease: Lease, response: UpstreamResponse) -> None:
         if response.status != 200:
             raise await refusal(response, lease)
-        events, whole = EventReader(response.socket_path), Assembly(response.socket_path, chat=chat)
+        events = EventReader(response.socket_path)
+        whole = Assembly(response.socket_path, chat=chat, n_choices=n_prompts)
         async for chunk in response.chunks():
             for event in events.feed(chunk):
                 whole.add(event)

@@ -1,16 +1,18 @@
 """What is on offer: files, their facts and the operator's rules in, models by name out. Pure."""
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from planners.model import BrokenFile, ModelId, ModelInfo, ModelSettings, ServedModel
 from planners.settings import ModelRule
-from supervisor.gguf_files import FileStat, ModelFile
+from supervisor.gguf_files import SUFFIX, FileStat, ModelFile
 from supervisor.projectors import is_projector_name, projector_for
 
 _MODEL_TYPES = (None, "model")
 """`general.type` of files that can be served; "imatrix" and others cannot."""
+_PART_NUMBER = re.compile(r"-[0-9]{5}-of-[0-9]{5}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class _Shelf:
     def __init__(self, offer: Offer, files: Files) -> None:
         self._offer, self._files = offer, files
         self._rules = {folded(rule.name): rule for rule in offer.rules if rule.path is None}
-        self._broken = list(files.broken)
+        self._broken = [replace(file, names=self._names_below(file.path)) for file in files.broken]
         self._models: dict[ModelId, ServedModel] = {}
 
     def listing(self) -> Listing:
@@ -95,11 +97,11 @@ class _Shelf:
         for file, rule in self._candidates():
             info = self._files.infos[file.path]
             if isinstance(info, BrokenFile):
-                self._broken.append(info)
+                self._broken.append(replace(info, names=self._names(file.name, rule)))
             elif rule is None and (info.is_projector or is_projector_name(file.stem)):
                 projectors.append(file)
             elif (reason := _why_no_model(info)) is not None:
-                self._broken.append(BrokenFile(file.path, reason))
+                self._broken.append(BrokenFile(file.path, reason, self._names(file.name, rule)))
             else:
                 models.append((file, info, rule or self._rules.get(folded(file.name))))
         return models, projectors
@@ -108,7 +110,9 @@ class _Shelf:
         claimed = set()
         for rule, named in self._files.named:
             if isinstance(named, BrokenFile):
-                self._broken.append(BrokenFile(named.path, f"model {rule.name}: {named.reason}"))
+                reason = f"model {rule.name}: {named.reason}"
+                names = self._names(rule.name, rule)
+                self._broken.append(BrokenFile(named.path, reason, names))
             else:
                 claimed.add(named.parts[0].key)
                 yield named, rule
@@ -141,7 +145,8 @@ class _Shelf:
         for what, path in _companions(settings):
             stat = projector.parts[0] if projector and path == projector.path else self._stat(path)
             if isinstance(stat, str):
-                self._broken.append(BrokenFile(file.path, f"its {what} {path}: {stat}"))
+                names = self._names(file.name, rule)
+                self._broken.append(BrokenFile(file.path, f"its {what} {path}: {stat}", names))
                 return
             stats.append((what, stat))
         self._models[model_id] = ServedModel(
@@ -155,6 +160,22 @@ class _Shelf:
             modified_at=file.modified_ns / 1e9,
             file_key=_digest([file.key, *(stat.key for _, stat in stats)]),
         )
+
+    def _names(self, name: str, rule: ModelRule | None) -> tuple[str, ...]:
+        """What a file of that name is offered under; a rule that names its path renames it."""
+        rule = rule or self._rules.get(folded(name))
+        if rule is None:
+            return (name,)
+        return (name if rule.path is None else rule.name, *rule.aliases)
+
+    def _names_below(self, path: str) -> tuple[str, ...]:
+        """Likewise for a file, or a part of one, that was not even read."""
+        for folder in self._offer.dirs:
+            prefix = folder.rstrip("/") + "/"
+            if path.startswith(prefix) and path.lower().endswith(SUFFIX):
+                stem = path[len(prefix) : -len(SUFFIX)]
+                return self._names(_PART_NUMBER.sub("", stem), None)
+        return ()
 
     def _stat(self, path: str) -> FileStat | str:
         return self._files.companions[path]

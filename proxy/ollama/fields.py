@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from planners.durations import parse_duration
+from proxy.bodies import bound_values
 from proxy.errors import BadJson, BadRequest
 
 _KINDS = {
@@ -18,6 +19,11 @@ _KINDS = {
     dict: "object",
 }
 _BLANKS = " \t\r\n"
+MAX_VALUES = 300_000
+"""In one body: more than the context of 256 Ki tokens that a client of /api/generate sends back.
+
+Fewer than elsewhere, since all of it becomes objects here: so many take 0.1 s at worst.
+"""
 
 
 class WrongType(BadRequest):
@@ -109,7 +115,11 @@ class Fields:
 
 
 def read_object(body: bytes, owner: str) -> Fields:
-    """The first JSON value of `body`, an object or null; the rest is ignored. Raises BadJson."""
+    """The first JSON value of `body`, an object or null; the rest is ignored.
+
+    Raises BadJson, TooManyValues.
+    """
+    bound_values(body, limit=MAX_VALUES)
     if not body.strip(_BLANKS.encode()):
         raise BadJson("missing request body")
     try:

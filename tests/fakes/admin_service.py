@@ -145,7 +145,9 @@ DAEMON = DaemonReport(
     config_file="/etc/inferenceosd/config.toml",
     state_dir="/var/lib/inferenceosd",
 )
-BROKEN = BrokenFile("/models/lfs.gguf", "a git-lfs pointer, not a model: run git lfs pull")
+BROKEN = BrokenFile(
+    "/models/lfs.gguf", "a git-lfs pointer, not a model: run git lfs pull", ("lfs",)
+)
 STATUS = status_report(
     DAEMON,
     instances=(READY, CRASHED),

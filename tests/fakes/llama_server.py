@@ -16,7 +16,7 @@ import sys
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -187,7 +187,22 @@ def prompt_of(path: str, asked: Json) -> list[str]:
     if not isinstance(asked.get("messages"), list):
         raise Refused(400, "invalid_request_error", "'messages' is required")
     last: Json = asked["messages"][-1] if asked["messages"] else {}
+    for part in last.get("content") or ():
+        if isinstance(part, dict) and part["type"] != "text":
+            hint = "hint: if this is unexpected, you may need to provide the mmproj"
+            kind = part["type"].removesuffix("_url").removeprefix("input_")
+            raise Refused(500, "server_error", f"{kind} input is not supported - {hint}")
     return pieces(str(last.get("content") or ""))
+
+
+def prompts(path: str, asked: Json) -> list[Json]:
+    """The request for each prompt of an array; one with a token id in it is a prompt itself."""
+    told = asked.get("prompt")
+    if path == CHAT or not isinstance(told, list) or any(isinstance(item, int) for item in told):
+        return [asked]
+    if not told:
+        raise Refused(400, "invalid_request_error", '"prompt" must not be empty')
+    return [{**asked, "prompt": prompt} for prompt in told]
 
 
 def templated(messages: list[Json]) -> str:
@@ -273,6 +288,7 @@ class Shape:
     path: str
     model: str
     include_usage: bool
+    index: int = 0
 
     def envelope(self, kind: str, choice: Json | None, **more: object) -> Json:
         """One OpenAI object."""
@@ -296,14 +312,21 @@ class Shape:
         if self.path != CHAT:
             return []
         delta = {"role": "assistant", "content": None}
-        return [self.part({"finish_reason": None, "index": 0, "delta": delta})]
+        return [self.part({"finish_reason": None, "index": self.index, "delta": delta})]
 
     def progress(self, job: Job, processed: int) -> Json:
         """An event of the prompt's progress."""
         n = len(job.prompt)
         told = {"prompt_progress": {"total": n, "cache": 0, "processed": processed, "time_ms": 1}}
         if self.path == COMPLETION:
-            return {"index": 0, "content": "", "tokens": [0], "stop": False, "id_slot": -1, **told}
+            return {
+                "index": self.index,
+                "content": "",
+                "tokens": [0],
+                "stop": False,
+                "id_slot": -1,
+                **told,
+            }
         return {**(self.opening() or [self.part(None)])[0], **told}
 
     def word(self, job: Job, word: str) -> Json:
@@ -311,13 +334,19 @@ class Shape:
         probs = {"logprobs": {"content": [logprob(word)]}} if job.logprobs else {}
         if self.path == CHAT:
             return self.part(
-                {"finish_reason": None, "index": 0, "delta": {"content": word}, **probs}
+                {"finish_reason": None, "index": self.index, "delta": {"content": word}, **probs}
             )
         if self.path == COMPLETIONS:
-            choice = {"text": word, "index": 0, "logprobs": None, "finish_reason": None, **probs}
+            choice = {
+                "text": word,
+                "index": self.index,
+                "logprobs": None,
+                "finish_reason": None,
+                **probs,
+            }
             return self.part(choice)
         told: Json = {
-            "index": 0,
+            "index": self.index,
             "content": word,
             "tokens": [token_id(word)],
             "stop": False,
@@ -333,9 +362,14 @@ class Shape:
         if self.path == COMPLETION:
             return [self.last(job, "")]
         if self.path == COMPLETIONS:
-            choice: Json = {"text": "", "index": 0, "logprobs": None, "finish_reason": job.finish}
+            choice: Json = {
+                "text": "",
+                "index": self.index,
+                "logprobs": None,
+                "finish_reason": job.finish,
+            }
             return [self.part(choice, **took)]
-        choice = {"finish_reason": job.finish, "index": 0, "delta": {}}
+        choice = {"finish_reason": job.finish, "index": self.index, "delta": {}}
         if self.include_usage:
             return [self.part(choice), self.part(None, **took)]
         return [self.part(choice, timings=took["timings"])]
@@ -343,7 +377,7 @@ class Shape:
     def last(self, job: Job, text: str) -> Json:
         """The last object of /completion."""
         return {
-            "index": 0,
+            "index": self.index,
             "content": text,
             "tokens": [],
             "id_slot": job.slot,
@@ -366,11 +400,16 @@ class Shape:
             return self.last(job, text)
         probs = {"logprobs": {"content": [logprob(word) for word in words]}}
         if self.path == COMPLETIONS:
-            choice: Json = {"text": text, "index": 0, "logprobs": None, "finish_reason": job.finish}
+            choice: Json = {
+                "text": text,
+                "index": self.index,
+                "logprobs": None,
+                "finish_reason": job.finish,
+            }
             kind = "text_completion"
         else:
             message = {"role": "assistant", "content": text}
-            choice = {"finish_reason": job.finish, "index": 0, "message": message}
+            choice = {"finish_reason": job.finish, "index": self.index, "message": message}
             kind = "chat.completion"
         return self.envelope(kind, {**choice, **(probs if job.logprobs else {})}, **job.took())
 
@@ -576,7 +615,8 @@ class Engine:
             await call.writer.drain()
             call.writer.close()
             return
-        job = self.job(call.path, asked)
+        jobs = [self.job(call.path, one) for one in prompts(call.path, asked)]
+        job = jobs[0]
         async with self.slots[job.slot]:
             self.tasks[job.slot] += 1
             task = f"id {job.slot:2d} | task {self.tasks[job.slot]}"
@@ -587,17 +627,34 @@ class Engine:
             include = bool((asked.get("stream_options") or {}).get("include_usage"))
             shape = Shape(call.path, self.options.alias, include)
             if asked.get("stream"):
-                marks = (0, len(job.prompt)) if asked.get("return_progress") else ()
-                progress = [shape.progress(job, processed) for processed in marks]
-                await self.stream(call, job, shape, progress)
-            else:  # as in the real one, leaving does not cancel it
-                await call.reply(200, shape.whole(job, [word async for word in job.words()]))
+                await self.stream(call, jobs, shape, shows_progress=asked.get("return_progress"))
+            else:  # as in the real one, leaving does not cancel it, and usage is the first's
+                wholes = [
+                    replace(shape, index=index).whole(job, [word async for word in job.words()])
+                    for index, job in enumerate(jobs)
+                ]
+                choices = [choice for whole in wholes for choice in whole.get("choices", ())]
+                more = {"choices": choices} if choices else {}
+                await call.reply(200, {**wholes[0], **more})
             n = f"n_tokens = {job.done}, truncated = 0"
             log("slot      release", f"{task} | stop processing: {n}")
 
-    async def stream(self, call: Call, job: Job, shape: Shape, progress: list[Json]) -> None:
-        """The reply as events; ends where the caller leaves."""
+    async def stream(
+        self, call: Call, jobs: list[Job], shape: Shape, *, shows_progress: object
+    ) -> None:
+        """The reply as events, prompt after prompt; ends where the caller leaves."""
         out = Body(call.writer)
+        for index, job in enumerate(jobs):
+            if not await self.told(call, out, job, replace(shape, index=index), shows_progress):
+                return
+        out.end(done=call.path != COMPLETION)
+
+    async def told(
+        self, call: Call, out: Body, job: Job, shape: Shape, shows_progress: object
+    ) -> bool:
+        """One prompt's events; False where nothing may follow."""
+        marks = (0, len(job.prompt)) if shows_progress else ()
+        progress = [shape.progress(job, processed) for processed in marks]
         for event in (*progress, *shape.opening()):
             await out.event(event)
         async for word in job.words():
@@ -605,20 +662,20 @@ class Engine:
                 await asyncio.sleep(self.options.ping_s)
                 call.writer.close()
             if call.has_left():
-                return
+                return False
             if job.done == FAULTS.error_at_token + 1:
                 message = "Context size has been exceeded."
                 error = {"code": 500, "message": message, "type": "server_error"}
                 await out.event({"error": error})
                 out.end(done=False)
-                return
+                return False
             if job.done == FAULTS.end_at_token + 1:
                 out.end(done=False)
-                return
+                return False
             await out.event(shape.word(job, word))
         for event in shape.closing(job):
             await out.event(event)
-        out.end(done=call.path != COMPLETION)
+        return True
 
 
 def tell_parent(state: str, payload: object) -> None:

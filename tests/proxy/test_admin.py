@@ -175,3 +175,13 @@ def test_json_is_flat_and_has_units(client: httpx.Client) -> None:
     assert (instance["context"], instance["slots"], instance["pid"]) == (4096, 2, 4712)
     assert instance["memory"][0]["measured_bytes"] == (4 << 30) + (812 << 20)
     assert status["devices"][0]["ours_bytes"] == (4 << 30) + (812 << 20)
+
+
+@pytest.mark.parametrize("path", ["/load", "/unload", "/plan"])
+def test_who_asks_for_a_broken_file_is_told_why(client: httpx.Client, path: str) -> None:
+    reply = client.post(path, json={"model": "LFS"})
+
+    assert (reply.status_code, reply.json()["error"]) == (
+        400,
+        "model 'LFS' cannot be used: a git-lfs pointer, not a model: run git lfs pull",
+    )

@@ -101,3 +101,31 @@ def test_an_event_that_is_no_chunk_is_raised(
 ) -> None:
     with pytest.raises(error, match=says):
         Assembly("child", chat=True).add(event)
+
+
+def test_the_pieces_of_several_choices_are_told_apart_by_their_index() -> None:
+    def piece(index: int, text: str, finish: str | None = None, **more: object) -> bytes:
+        choice = {"index": index, "text": text, "finish_reason": finish}
+        return json.dumps({"choices": [choice], **more}).encode()
+
+    usage = {"completion_tokens": 1, "prompt_tokens": 2, "total_tokens": 3}
+    whole = Assembly("child", chat=False, n_choices=2)
+    for event in (
+        piece(1, "b"),
+        piece(0, "a"),
+        piece(1, "", "stop", usage=usage, timings=TIMINGS),
+        piece(0, "", "length", usage=usage, timings=TIMINGS),
+        b"[DONE]",
+    ):
+        whole.add(event)
+
+    reply = json.loads(whole.reply())
+
+    told = [(choice["text"], choice["finish_reason"]) for choice in reply["choices"]]
+    assert told == [("a", "length"), ("b", "stop")]
+    assert (reply["usage"]["total_tokens"], reply["timings"]["predicted_n"]) == (6, 4)
+
+
+def test_a_choice_that_was_not_asked_for_is_never_mixed_into_another() -> None:
+    with pytest.raises(UpstreamBroken, match="nobody asked for"):
+        Assembly("child", chat=False).add(b'{"choices":[{"index":1,"text":"x"}]}')

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.bodies import amended, decoded, read_body
-from proxy.errors import BadJson, BodyTooLarge, CallerLeft
+from proxy.bodies import MAX_VALUES, amended, bound_values, decoded, read_body
+from proxy.errors import BadJson, BodyTooLarge, CallerLeft, TooManyValues
 
 
 class Asked(msgspec.Struct):
@@ -78,6 +78,34 @@ async def test_a_caller_who_leaves_in_mid_body_is_no_request() -> None:
 def test_what_is_no_request_is_refused_with_a_reason(body: bytes, why: str) -> None:
     with pytest.raises(BadJson, match=why):
         decoded(body, ASKED)
+
+
+@pytest.mark.parametrize("tiny", [b"0,", b"[],", b'{"a":1},', b'"",', b'"\\"",', b'"', b"{"])
+def test_a_body_of_nothing_but_tiny_values_is_refused_undecoded(tiny: bytes) -> None:
+    body = b'{"model":"tiny","context":[' + tiny * (4 * MAX_VALUES + 1)
+
+    with pytest.raises(TooManyValues, match=f"more than {MAX_VALUES} values"):
+        decoded(body, ASKED)
+
+
+@pytest.mark.parametrize("text", ["a,b,", '{"k":[1,2]},', "[[[[", "\\,", '",', "\\\\,[{"], ids=repr)
+def test_texts_may_hold_as_many_commas_and_brackets_as_they_like(text: str) -> None:
+    body = json.dumps({"prompt": text * 100_000, "n": 1}).encode()
+
+    bound_values(body, limit=2)
+
+    with pytest.raises(TooManyValues):
+        bound_values(body, limit=1)
+
+
+@pytest.mark.parametrize("tail", [b"", b"\\\\", b'\\"', b'\\\\\\"', b"\\u005c"])
+def test_a_quotation_mark_is_known_for_one_wherever_the_body_is_cut(tail: bytes) -> None:
+    for n in range((64 << 10) - 20, (64 << 10) + 4):
+        body = b'{"a":"' + b"x" * n + tail + b'","b":[1,2],"c":",[{"}'
+
+        bound_values(body, limit=5)
+        with pytest.raises(TooManyValues):
+            bound_values(body, limit=4)
 
 
 JSON_OBJECTS = st.dictionaries(

@@ -293,3 +293,33 @@ async def test_what_an_exchange_took_is_reported(tmp_path: Path) -> None:
                 await at.client.post(route, json=told)
 
     assert [(usage.prompt_tokens, usage.decode_tokens) for usage in fleet.usages] == [(3, 16)] * 8
+
+
+@pytest.mark.parametrize(
+    ("route", "message"),
+    [
+        (
+            "/v1/chat/completions",
+            {
+                "content": [
+                    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+                ]
+            },
+        ),
+        (
+            "/v1/chat/completions",
+            {"content": [{"type": "input_audio", "input_audio": {"data": "AAAA"}}]},
+        ),
+        ("/api/chat", {"content": "what is it?", "images": ["iVBORw0KGgo="]}),
+    ],
+    ids=["an image", "sound", "in Ollama's dialect"],
+)
+async def test_what_the_model_cannot_read_is_the_callers_fault(
+    tmp_path: Path, route: str, message: dict[str, object]
+) -> None:
+    told = {"model": "tiny", "messages": [{"role": "user", **message}]}
+    async with door(tmp_path) as (_, served):
+        reply = await served.client.post(route, json=told)
+
+    assert reply.status_code == 400
+    assert "input is not supported" in reply.text

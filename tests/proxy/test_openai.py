@@ -44,6 +44,7 @@ async def test_an_id_may_hold_slashes(tmp_path: Path, path: str) -> None:
         pytest.param({}, 400, None, "model is required", id="no model"),
         pytest.param({"model": "tiny", "stream": "yes"}, 400, "invalid_json", "stream", id="type"),
         pytest.param({"model": "tiny", "n": 2}, 400, None, "n must be 1", id="two choices"),
+        pytest.param({"model": "tiny", "n_cmpl": 2}, 400, None, "n must be 1", id="n_cmpl"),
         pytest.param({"model": "tiny", "keep_alive": "1d"}, 400, None, "unit", id="keep_alive"),
         pytest.param({"model": "a b"}, 400, None, "invalid model name", id="no name"),
     ],
@@ -156,3 +157,64 @@ async def test_keep_alive_is_passed_on(tmp_path: Path) -> None:
         await at.client.post("/v1/chat/completions", json=told)
 
     assert fleet.keep_alive_s == 90.0
+
+
+SEVERAL = {"model": "tiny", "prompt": ["a b", "c", "d e f"], "max_tokens": 4}
+
+
+async def test_several_prompts_are_so_many_choices_in_order(tmp_path: Path) -> None:
+    async with fleet_of_one(tmp_path) as fleet, serving(fleet) as at:
+        whole = (await at.client.post("/v1/completions", json=SEVERAL)).json()
+        direct = await straight(fleet, "/v1/completions", SEVERAL)
+
+    assert whole["choices"] == direct["choices"]
+    assert [choice["text"] for choice in whole["choices"]] == ["a b a b", "c c c c", "d e f d"]
+    assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (6, 12)
+    assert whole["usage"]["total_tokens"] == 18
+    assert (fleet.usages[0].prompt_tokens, fleet.usages[0].decode_tokens) == (6, 12)
+
+
+async def test_several_prompts_stream_as_so_many_choices_without_progress_between(
+    tmp_path: Path,
+) -> None:
+    async with fleet_of_one(tmp_path) as fleet, serving(fleet) as at:
+        reply = await at.client.post("/v1/completions", json={**SEVERAL, "stream": True})
+
+    *events, done, end = reply.text.split("\n\n")
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    texts = ["", "", ""]
+    for chunk in chunks:
+        texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert (done, end) == ("data: [DONE]", "")
+    assert texts == ["a b a b", "c c c c", "d e f d"]
+    assert not any("prompt_progress" in chunk for chunk in chunks)
+    assert (fleet.usages[0].prompt_tokens, fleet.usages[0].decode_tokens) == (6, 12)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        pytest.param(["a b"], "a b a", id="an array of one text"),
+        pytest.param([7, 8], "7 8 7", id="token ids"),
+        pytest.param([[7, 8]], "7 8 7", id="an array of one array of token ids"),
+        pytest.param(["a", 8], "a 8 a", id="text and token ids"),
+    ],
+)
+async def test_an_array_may_be_one_prompt(tmp_path: Path, prompt: object, text: str) -> None:
+    told = {"model": "tiny", "prompt": prompt, "max_tokens": 3}
+    async with fleet_of_one(tmp_path) as fleet, serving(fleet) as at:
+        reply = (await at.client.post("/v1/completions", json=told)).json()
+
+    assert [(choice["index"], choice["text"]) for choice in reply["choices"]] == [(0, text)]
+
+
+async def test_more_prompts_than_one_request_may_have_are_refused(tmp_path: Path) -> None:
+    fleet = FleetOfOne(served_model(), tmp_path)
+    async with serving(fleet) as at:
+        told = {"model": "tiny", "prompt": ["a"] * 257}
+        reply = await at.client.post("/v1/completions", json=told)
+
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "prompt")
+    assert "at most 256 prompts" in error["message"]
+    assert fleet.launches == 0

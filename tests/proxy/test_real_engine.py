@@ -197,3 +197,23 @@ async def test_the_fake_says_nothing_that_the_real_one_does_not(
     assert type(faked) is type(said)
     events = zip(faked, said, strict=False) if isinstance(said, list) else [(faked, said)]
     assert [d for fake_event, event in events for d in drift(fake_event, event)] == []
+
+
+@pytest.mark.parametrize("prompt", [["one two", "The sky"], ["one two"], [[1, 2], [3]], [1, 2]])
+async def test_several_prompts_are_answered_as_the_engine_itself_does(
+    tmp_path: Path, prompt: list[Any]
+) -> None:
+    told = {"model": "smollm2", "prompt": prompt, "temperature": 0, "max_tokens": 4}
+    async with engine(tmp_path) as (fleet, at):
+        whole = (await at.client.post("/v1/completions", json=told)).json()
+        stream = await at.client.post("/v1/completions", json={**told, "stream": True})
+        direct = await straight(fleet, "/v1/completions", told)
+
+    texts = [""] * len(direct["choices"])
+    for event in stream.text.split("\n\n")[:-2]:
+        (choice,) = json.loads(event.removeprefix("data: "))["choices"]
+        texts[choice["index"]] += choice["text"]
+    assert whole["choices"] == direct["choices"]
+    assert texts == [choice["text"] for choice in direct["choices"]]
+    assert whole["usage"]["completion_tokens"] == 4 * len(texts)
+    assert "prompt_progress" not in stream.text

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planners.durations import BadDuration
-from proxy.errors import BadJson, BadRequest
-from proxy.ollama.fields import read_object
+from proxy.errors import BadJson, BadRequest, TooManyValues
+from proxy.ollama.fields import MAX_VALUES, read_object
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,17 @@ def test_a_body_that_is_no_object_is_refused_in_ollamas_words(body: bytes, says:
         read_object(body, "R")
 
     assert says in str(refused.value)
+
+
+def test_an_object_of_too_many_values_is_refused_undecoded() -> None:
+    with pytest.raises(TooManyValues):
+        read_object(b'{"context":[' + b"0," * MAX_VALUES + b"0]}", "R")
+
+
+def test_a_long_context_is_read() -> None:
+    fields = read_object(b'{"context":[' + b"0," * (1 << 18) + b"0]}", "R")
+
+    assert len(fields.whole_numbers("context")) == (1 << 18) + 1
 
 
 @given(st.binary(max_size=60))
