@@ -42,10 +42,43 @@ class Device:
     """What must stay free on it for others."""
     use: bool = True
     """False when the operator keeps us off it."""
+    is_carved_out: bool = False
+    """True for an integrated GPU whose bytes are only those that the firmware set aside for it,
+    which are no part of the host's memory."""
+    bandwidth_bytes_per_s: float | None = None
+    """Of its memory, by its clock and bus or by its maker's data sheet."""
+    link_bytes_per_s: float | None = None
+    """One way to the host, by the slowest hop at full speed; None where it is no PCIe card."""
+    compute_flops: float | None = None
+    """Peak single-precision operations per second, matrix units left out."""
+    numa_node: int | None = None
+    """The node it hangs on; None where there is one node, or nobody tells."""
+
+    @property
+    def shares_host(self) -> bool:
+        """True where its bytes are the host's too, so that both must be counted from one pool."""
+        return self.kind is DeviceKind.SOFTWARE or (
+            self.kind is DeviceKind.INTEGRATED and not self.is_carved_out
+        )
+
+    @property
+    def pci(self) -> str | None:
+        """Its PCI address, "0000:01:00.0"; None where it has none or nobody tells."""
+        bus, _, address = self.device_id.partition(":")
+        return address if bus == "pci" else None
 
     def engine_name(self, backend: str) -> str | None:
         """What `backend` calls this device, or None where it does not see it."""
         return dict(self.engine_names).get(backend)
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """One node's share of the host's memory and processors."""
+
+    node: int
+    total_bytes: int
+    n_cpus: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +99,30 @@ class Host:
     reserve_bytes: int = 0
     psi_some_avg10: float | None = None
     """Memory pressure: percent of the last 10 s in which some task stalled; None where unknown."""
+    numa_nodes: tuple[NumaNode, ...] = ()
+    """By number; () where the system does not tell."""
+    bandwidth_bytes_per_s: float | None = None
+    """Of its memory, by its maker's data sheet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A folder of models and the disk below it."""
+
+    folder: str
+    free_bytes: int | None
+    read_bytes_per_s: float | None
+    """Measured past the page cache; None where there is no model to read, or none yet was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """A device that is wanted and not there."""
+
+    name: str
+    """Its id where it was here before, else the name that the configuration gives it."""
+    reason: str
+    """One sentence: since when, and what the sources say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +133,11 @@ class HardwareProfile:
     devices: tuple[Device, ...]
     notes: tuple[str, ...] = ()
     """What could not be read and why, for people: "NVML: driver/library version mismatch"."""
+    storage: tuple[Storage, ...] = ()
+    absent: tuple[Absence, ...] = ()
+    """Wanted devices that are missing; any makes the machine DEGRADED."""
+
+    @property
+    def is_degraded(self) -> bool:
+        """True while a wanted device is missing."""
+        return bool(self.absent)

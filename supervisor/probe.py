@@ -14,7 +14,7 @@ from time import monotonic
 
 from planners.argv import child_env
 from planners.backends import Engine, EngineDevice
-from planners.hardware import Device, HardwareProfile, Host
+from planners.hardware import Device, HardwareProfile, Host, Storage
 from planners.settings import PlacementRules
 from supervisor.devices.amd import AmdSource
 from supervisor.devices.apple import AppleSource
@@ -23,14 +23,24 @@ from supervisor.devices.host import HostSource
 from supervisor.devices.identity import devices_of
 from supervisor.devices.kernel_files import ROOT
 from supervisor.devices.nvidia import NvidiaSource
-from supervisor.devices.rules import ruled_device, ruled_host, sharing, unmatched, unserved
+from supervisor.devices.rules import (
+    ruled_device,
+    ruled_host,
+    sharing,
+    unclear,
+    unmatched,
+    unserved,
+)
 from supervisor.devices.sighting import DeviceSource, Reading, Sighting
+from supervisor.devices.storage import StorageSource
+from supervisor.devices.visibility import hiding
 from supervisor.errors import SupervisorError
 from supervisor.patience import NoAnswer, PatientReader
 from supervisor.trial import list_devices
 
 READ_S = 5.0  # NVML's first start wakes every card: seconds on a large machine
 LIST_S = 10.0
+STORAGE_S = 1.0  # a disk that must spin up first is measured by a later reading
 LIST_AGE_S = 10.0  # asking an engine costs a process, on CUDA also a moment of memory
 LIST_RETRY_S = 60.0  # after one that failed: a driver that hangs would cost every profile LIST_S
 
@@ -62,14 +72,17 @@ class HardwareProbe:
         *,
         root: Path = ROOT,
         sources: Sequence[DeviceSource] | None = None,
+        folders: Sequence[str] = (),
         read_s: float = READ_S,
         list_age_s: float = LIST_AGE_S,
     ) -> None:
         looks = sources or (NvidiaSource(root), AmdSource(root), AppleSource())
         self._host = PatientReader("host", HostSource(root).read, limit_s=read_s)
         self._readers = [PatientReader(s.name, s.read, limit_s=read_s) for s in looks]
+        self._storage = PatientReader("storage", StorageSource(folders).read, limit_s=STORAGE_S)
         self._list_age_s = list_age_s
         self._turn = asyncio.Lock()
+        self._looks_again = False
         self._engines: tuple[Engine, ...] = ()
         self._listings: dict[str, _Listing] = {}
         self.adopt(engines, rules)
@@ -89,23 +102,41 @@ class HardwareProbe:
             vendors = [sighting for reading in readings for sighting in reading.sightings]
             await self._refresh_listings(vendors, now_s=now_s)
             devices = self._joined(vendors, now_s=now_s)
-        rules = self._rules
+            storage = await self._read_storage()
+        hidden = [v for e in self._engines for v in hiding(e.backend, child_env(e, os.environ))]
+        rules, carved = self._rules, {s.pci: s.carved_out for s in vendors if s.carved_out}
         notes = (
             *(note for reading in readings for note in reading.notes),
             *(listing.note for listing in self._listings.values() if listing.note),
-            *unserved(devices),
+            *unserved(devices, hiding=hidden),
+            *unclear(devices, hiding=hidden),
             *unmatched(rules.devices, devices),
         )
         return HardwareProfile(
             host=ruled_host(host, rules.memory),
-            devices=tuple(ruled_device(sharing(device, host), rules) for device in devices),
+            devices=tuple(
+                ruled_device(sharing(device, host, carved_out=carved.get(device.pci)), rules)
+                for device in devices
+            ),
             notes=notes,
+            storage=storage,
         )
+
+    def look_again(self) -> None:
+        """Have the next profile ask every engine anew: devices may have come, gone or changed."""
+        self._listings = {p: replace(told, due_s=-inf) for p, told in self._listings.items()}
+        self._looks_again = True
 
     async def _read_all(self) -> list[Reading]:
         async with asyncio.TaskGroup() as tasks:
             reads = [tasks.create_task(_read(reader)) for reader in self._readers]
         return [read.result() for read in reads]
+
+    async def _read_storage(self) -> tuple[Storage, ...]:
+        try:
+            return await self._storage.read()
+        except NoAnswer:  # a dead network mount, or a disk asleep: unknown for now
+            return ()
 
     async def _read_host(self) -> Host:
         try:
@@ -115,6 +146,7 @@ class HardwareProbe:
 
     async def _refresh_listings(self, vendors: Sequence[Sighting], *, now_s: float) -> None:
         """Ask those engines anew that alone know how much is free on a device we may use."""
+        asks_all, self._looks_again = self._looks_again, False
         by_vendors = self._joined(vendors, now_s=inf)
         wanted = {
             name
@@ -126,7 +158,7 @@ class HardwareProbe:
             listing = self._listings.get(engine.path)  # None: `adopt` came while one was asked
             if listing is None or listing.due_s > now_s:
                 continue
-            if wanted & {(engine.backend, device.name) for device in listing.devices}:
+            if asks_all or wanted & {(engine.backend, device.name) for device in listing.devices}:
                 heard = await self._listed(engine, listing)
                 if engine.path in self._listings:
                     self._listings[engine.path] = heard

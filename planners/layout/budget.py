@@ -8,7 +8,6 @@ from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfil
 CUDA_CONTEXT_BYTES = 600 << 20  # 107 to 555 MiB were reported, by the number of multiprocessors
 CUDA_CONTEXT_SHARE = 0.03
 CONTEXT_BYTES = 256 << 20  # Vulkan, Metal and others
-_SHARE_HOST = (DeviceKind.INTEGRATED, DeviceKind.SOFTWARE)
 _BY_SPEED = (
     DeviceKind.DISCRETE,
     DeviceKind.UNKNOWN,
@@ -151,7 +150,7 @@ def _budget(
         room_bytes=room - promised.get(device.device_id, 0),
         total_bytes=total,
         overhead_bytes=_overhead_bytes(device.kind, backend=backend, total_bytes=total),
-        shares_host=device.kind in _SHARE_HOST,
+        shares_host=device.shares_host,
     )
 
 

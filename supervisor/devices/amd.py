@@ -8,6 +8,7 @@ from pathlib import Path
 
 from planners.hardware import DeviceKind
 from supervisor.devices.kernel_files import ROOT, text_of
+from supervisor.devices.pci import link_bytes_per_s, numa_node
 from supervisor.devices.sighting import Reading, Sighting, kind_by_name
 
 try:
@@ -16,6 +17,15 @@ except ImportError:
     pyamdgpuinfo = None
 
 _VENDOR = "0x1002"  # PCI id
+_APUS = frozenset({
+    "0x15dd", "0x15d8",  # Raven, Picasso
+    "0x1636", "0x1638", "0x164c",  # Renoir, Cezanne, Lucienne
+    "0x163f", "0x1435",  # Van Gogh
+    "0x164d", "0x1681", "0x164e", "0x13c0",  # Rembrandt, Raphael, Granite Ridge
+    "0x1506", "0x15bf", "0x15c8", "0x1900", "0x1901",  # Mendocino, Phoenix, Hawk Point
+    "0x150e", "0x1114", "0x1586",  # Strix Point, Krackan Point, Strix Halo
+})  # fmt: skip
+"""Device ids of processors with graphics, by the PCI ID database (pci.ids) and Mesa's RADV."""
 
 
 class AmdSource:
@@ -33,7 +43,8 @@ class AmdSource:
             return Reading()
         names, notes = _names() if self._root == ROOT else ({}, ())
         return Reading(
-            tuple(_card(folder, names.get(_pci(folder), "")) for folder in folders), notes
+            tuple(_card(folder, names.get(_pci(folder), ""), self._root) for folder in folders),
+            notes,
         )
 
 
@@ -44,21 +55,42 @@ def _folders(root: Path) -> Iterator[Path]:
             yield device
 
 
-def _card(folder: Path, name: str) -> Sighting:
-    kind = kind_by_name(name)
-    total, used = (_bytes(folder / f"mem_info_vram_{what}") for what in ("total", "used"))
-    if kind is DeviceKind.INTEGRATED:
-        # VRAM is only the firmware's carve-out; the GTT lends an APU host memory just as fast.
-        total = _sum(total, _bytes(folder / "mem_info_gtt_total"))
-        used = _sum(used, _bytes(folder / "mem_info_gtt_used"))
+def _card(folder: Path, name: str, root: Path) -> Sighting:
+    vram = _pool(folder, "vram")
+    address = _pci(folder)
+    kind = _kind(folder, name)
+    is_integrated = kind is DeviceKind.INTEGRATED
+    # VRAM is only the firmware's carve-out; the GTT lends an APU host memory just as fast.
+    memory = _both(vram, _pool(folder, "gtt")) if is_integrated else vram
     return Sighting(
         source=AmdSource.name,
         name=name,
         kind=kind,
-        total_bytes=total,
-        free_bytes=None if total is None or used is None else max(0, total - used),
-        pci=_pci(folder),
+        total_bytes=memory[0] if memory else None,
+        free_bytes=memory[1] if memory else None,
+        pci=address,
+        carved_out=vram if is_integrated else None,
+        link_bytes_per_s=None if is_integrated else link_bytes_per_s(root, address),
+        numa_node=numa_node(root, address),
     )
+
+
+def _kind(folder: Path, name: str) -> DeviceKind:
+    """By PCI id where it is an APU's, since the kernel gives no name; else by name."""
+    if text_of(folder / "device").strip().lower() in _APUS:
+        return DeviceKind.INTEGRATED
+    return kind_by_name(name)
+
+
+def _pool(folder: Path, name: str) -> tuple[int, int] | None:
+    """(total, free) bytes of "vram" or "gtt"."""
+    total = _bytes(folder / f"mem_info_{name}_total")
+    used = _bytes(folder / f"mem_info_{name}_used")
+    return None if total is None or used is None else (total, max(0, total - used))
+
+
+def _both(one: tuple[int, int] | None, other: tuple[int, int] | None) -> tuple[int, int] | None:
+    return None if one is None or other is None else (one[0] + other[0], one[1] + other[1])
 
 
 def _pci(folder: Path) -> str:
@@ -81,7 +113,3 @@ def _names() -> tuple[dict[str, str], tuple[str, ...]]:
 def _bytes(path: Path) -> int | None:
     text = text_of(path).strip()
     return int(text) if text.isdecimal() else None
-
-
-def _sum(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other

@@ -50,7 +50,10 @@ def _v2_bound(group: Path) -> MemoryBound | None:
     if not limits or used is None:
         return None
     stat = _stat(group)
-    reclaimable = stat.get("inactive_file", 0) + stat.get("slab_reclaimable", 0)
+    # Both lists of the page cache: a model that children have mapped stands on the active one, and
+    # what plans expect of it is counted by themselves.
+    cached = stat.get("inactive_file", 0) + stat.get("active_file", 0)
+    reclaimable = cached + stat.get("slab_reclaimable", 0)
     return MemoryBound(limit_bytes=min(limits), used_bytes=max(0, used - reclaimable))
 
 
@@ -59,8 +62,8 @@ def _v1_bound(group: Path) -> MemoryBound | None:
     used = _number(group / "memory.usage_in_bytes")
     if limit is None or used is None or limit >= _NO_LIMIT_BYTES:
         return None
-    # total_: children included, as in usage.
-    reclaimable = _stat(group).get("total_inactive_file", 0)
+    stat = _stat(group)  # total_: children included, as in usage; v1 tells nothing of slab
+    reclaimable = stat.get("total_inactive_file", 0) + stat.get("total_active_file", 0)
     return MemoryBound(limit_bytes=limit, used_bytes=max(0, used - reclaimable))
 
 

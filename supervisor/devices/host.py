@@ -9,8 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from planners.hardware import Host
+from planners.hardware import Host, NumaNode
 from supervisor.devices.cgroup import cpu_quota, memory_bounds
+from supervisor.devices.datasheet import bandwidth_bytes_per_s
 from supervisor.devices.kernel_files import ROOT, text_of
 
 Cpu = Mapping[str, str]
@@ -35,14 +36,17 @@ class HostSource:
         headrooms = (max(0, b.limit_bytes - b.used_bytes) for b in bounds)
         cpus = _cpuinfo(self._root)
         cores, physical = _cores(self._root, cpus)
+        cpu_name = _cpu_name(cpus)
         return Host(
             total_bytes=total_bytes if limit_bytes is None else limit_bytes,
             available_bytes=min((available_bytes, *headrooms)),
             cgroup_limit_bytes=limit_bytes,
             n_cores=cores,
             n_physical_cores=physical,
-            cpu_name=_cpu_name(cpus),
+            cpu_name=cpu_name,
             psi_some_avg10=_pressure(self._root),
+            numa_nodes=tuple(_numa_nodes(self._root)),
+            bandwidth_bytes_per_s=bandwidth_bytes_per_s(cpu_name),
         )
 
 
@@ -74,6 +78,15 @@ def _psutil_memory() -> tuple[int, int]:
 def _pressure(root: Path) -> float | None:
     match = re.search(r"^some avg10=([\d.]+)", text_of(root / "proc/pressure/memory"), re.MULTILINE)
     return float(match[1]) if match else None
+
+
+def _numa_nodes(root: Path) -> Iterator[NumaNode]:
+    folders = (root / "sys/devices/system/node").glob("node[0-9]*")
+    for folder in sorted(folders, key=lambda folder: int(folder.name[4:])):
+        total = re.search(r"MemTotal:\s+(\d+) kB", text_of(folder / "meminfo"))
+        if total is not None:
+            cpus = set(_numbers(text_of(folder / "cpulist")))
+            yield NumaNode(int(folder.name[4:]), int(total[1]) * 1024, len(cpus))
 
 
 def _cores(root: Path, cpus: Sequence[Cpu]) -> tuple[int, int]:

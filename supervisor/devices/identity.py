@@ -1,15 +1,17 @@
 """Joins what the sources see into physical cards, so that none is ever counted twice. Pure.
 
 NVML and the kernel know PCI addresses; engines know the names that `--device` takes and give no
-address. They are joined by CUDA's number where that is certain, else by vendor, size and model
-name, in order.
+address. They are joined by CUDA's or HIP's number where that is certain, else by vendor, size and
+model name, in order.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from planners.hardware import Device, DeviceId, DeviceKind
+from supervisor.devices.datasheet import bandwidth_bytes_per_s
 from supervisor.devices.sighting import SOFTWARE, Sighting
+from supervisor.devices.visibility import numbered
 
 _NEAR = 0.1  # engines report a card's usable memory, up to a tenth less than the vendor does
 _VENDORS = (
@@ -38,11 +40,12 @@ def devices_of(
 ) -> tuple[Device, ...]:
     """One Device per physical card: the vendors' cards in PCI order, then what only engines see.
 
-    Each engine comes with its processes' environment, since CUDA_VISIBLE_DEVICES renumbers.
+    Each engine comes with its processes' environment, whose CUDA_VISIBLE_DEVICES and kin renumber.
     """
     cards: list[Card] = [[each] for each in sorted(vendors, key=lambda s: s.pci or "~")]
     for sightings, env in engines:
-        visible = _visible_cuda(cards, env.get("CUDA_VISIBLE_DEVICES"))
+        backend = sightings[0].source if sightings else ""
+        visible = numbered(backend, cards, env)
         for ordinal, sighting in enumerate(sightings):
             card = _card_of(sighting, ordinal, cards=cards, visible=visible)
             if card is None:
@@ -62,34 +65,13 @@ def _card_of(
         if _calls(card, sighting) and _could_be(card, sighting):
             return card  # a second engine of the same backend
     free = [card for card in cards if not _is_named_by(card, sighting.source)]
-    if sighting.source == "cuda" and ordinal < len(visible):
+    if ordinal < len(visible):
         numbered = visible[ordinal]
         if numbered in free and _could_be(numbered, sighting):
             return numbered
     possible = [card for card in free if _could_be(card, sighting)]
     alike = (card for card in possible if _models(card[0].name) & _models(sighting.name))
     return next(alike, possible[0] if possible else None)
-
-
-def _visible_cuda(cards: Sequence[Card], told: str | None) -> list[Card]:
-    """NVML's cards as CUDA numbers them; children run with CUDA_DEVICE_ORDER=PCI_BUS_ID."""
-    nvidia = [card for card in cards if card[0].source == "nvml"]
-    if told is None:
-        return nvidia
-    visible: list[Card] = []
-    for part in (part.strip() for part in told.split(",")):
-        found = _named_cuda(nvidia, part)
-        if found is None:  # CUDA stops at the first name it does not know
-            break
-        visible.append(found)
-    return visible
-
-
-def _named_cuda(nvidia: Sequence[Card], part: str) -> Card | None:
-    if part.isdecimal():
-        return nvidia[int(part)] if int(part) < len(nvidia) else None
-    by_uuid = (card for card in nvidia if part and (card[0].uuid or "").startswith(part))
-    return next(by_uuid, None)
 
 
 def _could_be(card: Card, sighting: Sighting) -> bool:
@@ -149,7 +131,20 @@ def _device(card: Card) -> Device:
         engine_names=tuple(dict.fromkeys(names)),
         total_bytes=totals[0] if totals else None,
         free_bytes=min(frees, default=None),
+        bandwidth_bytes_per_s=_first(
+            (
+                *(s.bandwidth_bytes_per_s for s in card),
+                *(bandwidth_bytes_per_s(s.name) for s in card),
+            )
+        ),
+        link_bytes_per_s=_first(s.link_bytes_per_s for s in card),
+        compute_flops=_first(s.compute_flops for s in card),
+        numa_node=next((s.numa_node for s in card if s.numa_node is not None), None),
     )
+
+
+def _first(figures: Iterable[float | None]) -> float | None:
+    return next((figure for figure in figures if figure is not None), None)
 
 
 def _device_id(card: Card) -> DeviceId:

@@ -4,11 +4,14 @@ NVML names a card by PCI address and knows nothing of CUDA's numbers; supervisor
 joins the two.
 """
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from planners.hardware import DeviceKind
 from supervisor.devices.kernel_files import ROOT, text_of
+from supervisor.devices.pci import link_bytes_per_s, numa_node
 from supervisor.devices.sighting import Reading, Sighting, kind_by_name
 
 try:
@@ -17,6 +20,17 @@ except ImportError:  # a distribution may package us without it
     pynvml = None
 
 _VENDOR, _DISPLAY_CLASS = "0x10de", "0x03"  # PCI ids: NVIDIA; display controllers
+_LIBRARY = "libnvidia-ml.so.1"
+_UNTOLD: tuple[type[Exception], ...] = (
+    ()
+    if pynvml is None
+    else (
+        pynvml.NVMLError_FunctionNotFound,
+        pynvml.NVMLError_NotSupported,
+        pynvml.NVMLError_ArgumentVersionMismatch,
+    )
+)
+"""What NVML answers where this card or this driver has no such figure."""
 
 
 class NvidiaSource:
@@ -26,32 +40,55 @@ class NvidiaSource:
 
     def __init__(self, root: Path = ROOT) -> None:
         self._root = root
-        self._ready = False
+        self._opened_for: frozenset[str] | None = None
 
     def read(self) -> Reading:
         """The cards, or a note that says why there is no reading while a card is there."""
         if pynvml is None:
             return self._unread("the nvidia-ml-py package is not installed")
         try:
-            if not self._ready:
-                pynvml.nvmlInit()
-                self._ready = True
-            handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(_count())]
-        except pynvml.NVMLError_LibraryNotFound:
-            return self._unread("libnvidia-ml.so.1 is not installed (it comes with the driver)")
+            self._open()
+            n_cards = int(pynvml.nvmlDeviceGetCount())
         except pynvml.NVMLError as exc:
-            self._ready = False  # a driver that was replaced or lost needs a new start
-            return self._unread(
-                str(exc), always=not isinstance(exc, pynvml.NVMLError_DriverNotLoaded)
+            self._opened_for = None  # a driver that was replaced or lost needs a new start
+            why, always = _told(exc, self._root)
+            return self._unread(why, always=always)
+        readings = [self._card(index) for index in range(n_cards)]
+        return Reading(
+            tuple(sighting for reading in readings for sighting in reading.sightings),
+            tuple(note for reading in readings for note in reading.notes),
+        )
+
+    def _open(self) -> None:
+        """Start NVML, anew where cards came or went: it lists those that its start found."""
+        there = frozenset(_cards_on_bus(self._root))
+        if self._opened_for is not None and self._opened_for != there:
+            self._opened_for = None
+            pynvml.nvmlShutdown()
+        if self._opened_for is None:
+            pynvml.nvmlInit()
+            self._opened_for = there
+
+    def _card(self, index: int) -> Reading:
+        """One card, or its MIG slices: CUDA sees those in its stead. A lost one costs no other."""
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            slices = _mig_slices(handle)
+            address = pci_address(pynvml.nvmlDeviceGetPciInfo(handle).busId)
+            if slices:
+                node = numa_node(self._root, address)
+                return Reading(tuple(replace(_sighting(each), numa_node=node) for each in slices))
+            whole = replace(
+                _sighting(handle),
+                pci=address,
+                numa_node=numa_node(self._root, address),
+                link_bytes_per_s=link_bytes_per_s(self._root, address),
+                bandwidth_bytes_per_s=_bandwidth_bytes_per_s(handle),
+                compute_flops=_flops(handle),
             )
-        sightings: list[Sighting] = []
-        notes: list[str] = []
-        for index, handle in enumerate(handles):
-            try:
-                sightings.extend(_cards(handle))
-            except pynvml.NVMLError as exc:
-                notes.append(f"NVML: card {index}: {exc}")
-        return Reading(tuple(sightings), tuple(notes))
+        except pynvml.NVMLError as exc:
+            return Reading(notes=(f"NVML: card {index}: {exc}",))
+        return Reading((whole,))
 
     def _unread(self, why: str, *, always: bool = False) -> Reading:
         """No reading. On a machine without such a card that is no news, so no note."""
@@ -59,26 +96,37 @@ class NvidiaSource:
 
 
 def has_card(root: Path) -> bool:
-    """True when the PCI bus shows an NVIDIA display controller, driver or not."""
-    return any(
-        text_of(device / "vendor").strip() == _VENDOR
-        and text_of(device / "class").startswith(_DISPLAY_CLASS)
-        for device in (root / "sys/bus/pci/devices").glob("*")
-    )
+    """True when the PCI bus shows an NVIDIA display controller, driver or not, or WSL lends one."""
+    return any(_cards_on_bus(root)) or is_wsl(root)
 
 
-def _count() -> int:
-    return int(pynvml.nvmlDeviceGetCount())
+def is_wsl(root: Path) -> bool:
+    """True in a Linux under Windows that was lent a GPU: no PCI bus shows it there."""
+    is_microsofts = "microsoft" in text_of(root / "proc/sys/kernel/osrelease").lower()
+    return is_microsofts and (root / "dev/dxg").exists()
 
 
-def _cards(handle: Any) -> list[Sighting]:
-    """The card as one device, or its MIG slices: CUDA sees those in its stead."""
-    slices = _mig_slices(handle)
-    pci = None if slices else pci_address(pynvml.nvmlDeviceGetPciInfo(handle).busId)
-    return [_card(each, pci=pci) for each in slices or [handle]]
+def _cards_on_bus(root: Path) -> Iterator[str]:
+    for device in (root / "sys/bus/pci/devices").glob("*"):
+        is_nvidias = text_of(device / "vendor").strip() == _VENDOR
+        if is_nvidias and text_of(device / "class").startswith(_DISPLAY_CLASS):
+            yield device.name
 
 
-def _card(handle: Any, *, pci: str | None) -> Sighting:
+def _told(exc: Any, root: Path) -> tuple[str, bool]:
+    """What keeps NVML from starting, with its remedy, and whether that is news on any machine."""
+    if isinstance(exc, pynvml.NVMLError_LibraryNotFound):
+        if is_wsl(root):
+            return f"{_LIBRARY} is not found; on WSL it comes with Windows' driver", False
+        return f"{_LIBRARY} is not installed (it comes with the driver)", False
+    if isinstance(exc, pynvml.NVMLError_LibRmVersionMismatch):
+        return f"{exc}: the driver was replaced while it ran; restart the machine", True
+    if isinstance(exc, pynvml.NVMLError_DriverNotLoaded):
+        return f"{exc}: load it with modprobe nvidia, or install NVIDIA's driver", False
+    return str(exc), True
+
+
+def _sighting(handle: Any) -> Sighting:
     name = str(pynvml.nvmlDeviceGetName(handle))
     memory = _memory(handle)
     kind = kind_by_name(name)
@@ -88,7 +136,6 @@ def _card(handle: Any, *, pci: str | None) -> Sighting:
         kind=DeviceKind.DISCRETE if kind is DeviceKind.UNKNOWN else kind,
         total_bytes=memory[0] if memory else None,
         free_bytes=memory[1] if memory else None,
-        pci=pci,
         uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
     )
 
@@ -99,14 +146,33 @@ def _memory(handle: Any) -> tuple[int, int] | None:
     for version in (pynvml.nvmlMemory_v2, None):
         try:
             memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version)
-        except (
-            pynvml.NVMLError_FunctionNotFound,
-            pynvml.NVMLError_NotSupported,
-            pynvml.NVMLError_ArgumentVersionMismatch,
-        ):
+        except _UNTOLD:
             continue
-        return int(memory.total), int(memory.free)
+        return (int(memory.total), int(memory.free)) if memory.total else None
     return None
+
+
+def _bandwidth_bytes_per_s(handle: Any) -> float | None:
+    """Peak of the card's memory: two transfers a clock (GDDR6 and HBM alike) times the bus.
+
+    RTX 4090: 2 × 10501 MHz × 384 bit / 8 = 1008 GB/s, as its data sheet says.
+    """
+    try:
+        clock_mhz = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)
+        bus_bits = pynvml.nvmlDeviceGetMemoryBusWidth(handle)
+    except _UNTOLD:
+        return None
+    return 2 * clock_mhz * 1e6 * bus_bits / 8 or None
+
+
+def _flops(handle: Any) -> float | None:
+    """Peak single-precision operations/s: a multiplication and an addition per core and clock."""
+    try:
+        clock_mhz = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)
+        n_cores = pynvml.nvmlDeviceGetNumGpuCores(handle)
+    except _UNTOLD:
+        return None
+    return 2 * clock_mhz * 1e6 * n_cores or None
 
 
 def _mig_slices(handle: Any) -> list[Any]:
@@ -115,7 +181,7 @@ def _mig_slices(handle: Any) -> list[Any]:
         if current != pynvml.NVML_DEVICE_MIG_ENABLE:
             return []
         most = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
-    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+    except _UNTOLD:
         return []
     slices = []
     for index in range(most):

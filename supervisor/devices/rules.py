@@ -30,12 +30,25 @@ def ruled_device(device: Device, rules: PlacementRules) -> Device:
     )
 
 
-def sharing(device: Device, host: Host) -> Device:
-    """`device`, but an integrated GPU has no more memory than its host can spare."""
+def sharing(device: Device, host: Host, *, carved_out: tuple[int, int] | None = None) -> Device:
+    """`device`, but an integrated GPU has no more memory than its host has available.
+
+    One pool: placement counts its bytes against the host's reserve and limit too. The (total, free)
+    bytes that the firmware carved out for it are no part of the host's memory; where they alone
+    are more (Strix Halo set to 96 of 128 GB), they are its pool and the host's is left to the host.
+    """
     if device.kind is not DeviceKind.INTEGRATED:
         return device
-    known = (device.free_bytes, host.available_bytes)
-    return replace(device, free_bytes=min(n for n in known if n is not None))
+    known = (device.total_bytes, device.free_bytes, host.available_bytes)
+    lent = min(n for n in known if n is not None)
+    if carved_out is not None and carved_out[1] > lent:
+        total, free = carved_out
+        if device.free_bytes is not None:
+            free = min(free, device.free_bytes)
+        return replace(device, total_bytes=total, free_bytes=free, is_carved_out=True)
+    # Where nobody tells its size (NVML on a GB10), all of the one memory is its own.
+    total = host.total_bytes if device.total_bytes is None else device.total_bytes
+    return replace(device, total_bytes=total, free_bytes=lent)
 
 
 def unmatched(rules: Sequence[DeviceRule], devices: Sequence[Device]) -> Iterator[str]:
@@ -46,13 +59,29 @@ def unmatched(rules: Sequence[DeviceRule], devices: Sequence[Device]) -> Iterato
             yield f'[devices."{rule.name}"] names no device of this machine; there are: {names}'
 
 
-def unserved(devices: Sequence[Device]) -> Iterator[str]:
-    """A note per card that no engine can use."""
+def unserved(devices: Sequence[Device], *, hiding: Sequence[str]) -> Iterator[str]:
+    """A note per card that no engine can use; `hiding` are variables that hide devices from one."""
+    told = ", ".join(dict.fromkeys(hiding))
+    remedy = f"{told} may hide it" if told else "scripts/build_backends.sh can build one"
     for device in devices:
         if not device.engine_names:
+            yield f"{device.name} ({device.device_id}): no engine here sees it; {remedy}"
+
+
+def unclear(devices: Sequence[Device], *, hiding: Sequence[str]) -> Iterator[str]:
+    """A note per Vulkan device that may be another card of the same name.
+
+    Vulkan numbers cards in an order of its own: where a variable hides one of several equal cards,
+    nobody can tell which; a wrong guess would cost what the other has free.
+    """
+    told = [each for each in hiding if each.startswith("GGML_VK_VISIBLE_DEVICES=")]
+    for device in devices if told else ():
+        twins = [d for d in devices if d.name == device.name and d.pci is not None]
+        if device.engine_name("vulkan") and any(not d.engine_name("vulkan") for d in twins):
             yield (
-                f"{device.name} ({device.device_id}): no engine here sees it;"
-                " scripts/build_backends.sh can build one"
+                f"{device.engine_name('vulkan')} is one of {len(twins)} cards named {device.name}:"
+                f" with {told[0]} nobody can tell which; leave the variable out and use"
+                ' [devices."ID"] use = false'
             )
 
 

@@ -22,6 +22,12 @@ class Sighting:
     uuid: str | None = None
     engine_name: str | None = None
     """What `--device` calls it; only engines know."""
+    carved_out: tuple[int, int] | None = None
+    """(total, free) bytes that the firmware set aside for an integrated GPU, part of its own."""
+    bandwidth_bytes_per_s: float | None = None
+    link_bytes_per_s: float | None = None
+    compute_flops: float | None = None
+    numa_node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,8 @@ SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "softpipe")
 _INTEGRATED = (
     "radeon graphics", "radeon(tm) graphics", "radeon vega", "780m", "760m", "740m", "680m", "660m",
     "880m", "890m", "8050s", "8060s", "uhd graphics", "hd graphics", "iris", "arc(tm) graphics",
-    "arc graphics", "apple", "tegra", "orin", "thor", "gb10", "adreno", "mali",
+    "arc graphics", "arc(tm) 1", "intel(r) graphics", "apple", "tegra", "orin", "thor", "gb10",
+    "adreno", "mali",
 )  # fmt: skip
 _DISCRETE = (
     "nvidia",
@@ -59,6 +66,7 @@ _DISCRETE = (
     "instinct",
     "arc(tm) a",
     "arc(tm) b",
+    "arc(tm) pro",
 )
 
 

@@ -101,7 +101,7 @@ async def test_a_machine_without_devices_is_its_host_under_the_memory_rule() -> 
 
     assert profile.devices == ()
     assert profile.notes == ()
-    assert profile.host.available_bytes == int(7.5 * GIB)
+    assert profile.host.available_bytes == int(9.5 * GIB)
     assert (profile.host.limit_bytes, profile.host.reserve_bytes) == (8 * GIB, GIB)
 
 
@@ -219,7 +219,7 @@ async def test_an_integrated_gpu_offers_no_more_than_its_host(
 
     profile = await probe(apu).profile()
 
-    assert profile.devices[0].free_bytes == int(7.5 * GIB)
+    assert profile.devices[0].free_bytes == int(9.5 * GIB)
 
 
 async def test_two_askers_at_once_both_get_a_profile() -> None:

@@ -54,7 +54,7 @@ def test_page_cache_and_slab_that_can_be_reclaimed_are_not_used(tree: Tree) -> N
         | v2("/a", limit=8 * GIB, used=5 * GIB, stat=stat)
     )
 
-    assert memory_bounds(root) == (MemoryBound(limit_bytes=8 * GIB, used_bytes=2 * GIB),)
+    assert memory_bounds(root) == (MemoryBound(limit_bytes=8 * GIB, used_bytes=GIB),)
 
 
 def test_throttling_from_memory_high_on_is_a_limit_too(tree: Tree) -> None:

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from planners.hardware import NumaNode
 from planners.sizes import GIB, KIB
 from supervisor.devices.host import HostSource, cpu_identity
 
@@ -26,10 +27,10 @@ def test_a_machine_without_limits_offers_what_the_kernel_says_is_available() -> 
 def test_the_tightest_ancestor_of_a_v2_group_decides() -> None:
     host = HostSource(FIXTURES / "container-cgroup-v2").read()
 
-    # 12 GiB less 9 GiB used, of which 4 GiB inactive file cache and 0.5 GiB slab can go.
+    # 12 GiB less 9 GiB used, of which 6 GiB of page cache and 0.5 GiB of slab can go.
     assert host.cgroup_limit_bytes == 12 * GIB
     assert host.total_bytes == 12 * GIB
-    assert host.available_bytes == int(7.5 * GIB)
+    assert host.available_bytes == int(9.5 * GIB)
     assert (host.n_cores, host.n_physical_cores) == (2, 2)
     assert host.psi_some_avg10 == 1.53
 
@@ -38,7 +39,7 @@ def test_a_v1_container_that_cannot_see_its_path_is_its_mount() -> None:
     host = HostSource(FIXTURES / "container-cgroup-v1").read()
 
     assert host.cgroup_limit_bytes == 8 * GIB
-    assert host.available_bytes == 4 * GIB
+    assert host.available_bytes == 5 * GIB
     assert host.n_cores == 1
     assert host.psi_some_avg10 is None
 
@@ -133,3 +134,21 @@ def test_a_cpu_is_known_by_its_name_and_abilities(tree: Tree) -> None:
 
     tree({"proc/cpuinfo": "processor: 0\nmodel name: X\nflags: sse2 avx2 avx512f\n"})
     assert cpu_identity(old) != same
+
+
+def test_memory_nodes_are_listed_by_number_with_their_share(tree: Tree) -> None:
+    nodes = "sys/devices/system/node"
+    root = tree(
+        {
+            "proc/meminfo": MEMINFO,
+            f"{nodes}/node10/meminfo": "Node 10 MemTotal:       1024 kB\n",
+            f"{nodes}/node10/cpulist": "\n",
+            f"{nodes}/node0/meminfo": "Node 0 MemTotal:       2048 kB\nNode 0 MemFree: 5 kB\n",
+            f"{nodes}/node0/cpulist": "0-3,8\n",
+        }
+    )
+
+    assert HostSource(root).read().numa_nodes == (
+        NumaNode(0, 2048 * KIB, 5),
+        NumaNode(10, 1024 * KIB, 0),
+    )

@@ -5,7 +5,14 @@ import pytest
 from planners.hardware import Device, DeviceId, DeviceKind, Host
 from planners.settings import DeviceRule, MemoryRule, PlacementRules
 from planners.sizes import GIB
-from supervisor.devices.rules import ruled_device, ruled_host, sharing, unmatched, unserved
+from supervisor.devices.rules import (
+    ruled_device,
+    ruled_host,
+    sharing,
+    unclear,
+    unmatched,
+    unserved,
+)
 from tests.fakes.machines import LLVMPIPE, RULES
 
 CARD = Device(
@@ -106,6 +113,49 @@ def test_an_integrated_gpu_has_no_more_than_its_host_can_spare(
     assert sharing(gpu, HOST).free_bytes == expected
 
 
+STRIX_HALO = Device(
+    device_id=DeviceId("pci:0000:c5:00.0"),
+    kind=DeviceKind.INTEGRATED,
+    name="Radeon 8060S Graphics",
+    engine_names=(("vulkan", "Vulkan0"),),
+    total_bytes=112 * GIB,
+    free_bytes=110 * GIB,
+)
+
+
+def test_a_small_carve_out_is_one_pool_with_the_hosts_memory() -> None:
+    gpu = sharing(STRIX_HALO, HOST, carved_out=(GIB, GIB))
+
+    assert gpu.free_bytes == HOST.available_bytes
+    assert gpu.shares_host
+
+
+def test_a_carve_out_larger_than_what_the_host_can_lend_is_a_pool_of_its_own() -> None:
+    gpu = sharing(STRIX_HALO, HOST, carved_out=(96 * GIB, 95 * GIB))
+
+    assert (gpu.total_bytes, gpu.free_bytes) == (96 * GIB, 95 * GIB)
+    assert not gpu.shares_host
+
+
+def test_unified_memory_that_nobody_sizes_is_all_of_the_hosts() -> None:
+    gb10 = replace(STRIX_HALO, name="NVIDIA GB10", total_bytes=None, free_bytes=None)
+
+    gpu = sharing(gb10, HOST)
+
+    assert (gpu.total_bytes, gpu.free_bytes) == (HOST.total_bytes, HOST.available_bytes)
+
+
+def test_one_of_several_equal_cards_that_a_variable_hides_from_vulkan_is_noted() -> None:
+    shown = replace(CARD, engine_names=(("vulkan", "Vulkan0"),))
+    hidden = replace(shown, device_id=DeviceId("pci:0000:02:00.0"), engine_names=())
+
+    (note,) = unclear([shown, hidden], hiding=("GGML_VK_VISIBLE_DEVICES=1",))
+
+    assert note.startswith("Vulkan0 is one of 2 cards named")
+    assert list(unclear([shown, hidden], hiding=("CUDA_VISIBLE_DEVICES=1",))) == []
+    assert list(unclear([shown], hiding=("GGML_VK_VISIBLE_DEVICES=0",))) == []
+
+
 def test_a_card_of_its_own_does_not_share_the_hosts_memory() -> None:
     assert sharing(CARD, HOST) == CARD
 
@@ -120,6 +170,9 @@ def test_a_rule_that_names_nothing_is_noted_with_what_there_is() -> None:
 def test_a_card_no_engine_sees_is_noted() -> None:
     lonely = Device(DeviceId("pci:0000:02:00.0"), DeviceKind.DISCRETE, "NVIDIA T4", (), None, None)
 
-    (note,) = unserved([CARD, lonely])
+    (built,) = unserved([CARD, lonely], hiding=())
+    (shown,) = unserved([CARD, lonely], hiding=("CUDA_VISIBLE_DEVICES=0",) * 2)
 
-    assert "NVIDIA T4" in note
+    assert "NVIDIA T4" in built
+    assert built.endswith("scripts/build_backends.sh can build one")
+    assert shown.endswith("; CUDA_VISIBLE_DEVICES=0 may hide it")
