@@ -94,6 +94,7 @@ class Control:
             rejected=self._rejected,
             broken=self._parts.catalogue.broken,
             now_s=monotonic(),
+            resumed_at=self._parts.fleet.resumed_at,
         )
 
     def models(self) -> ModelsReport:

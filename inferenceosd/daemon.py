@@ -178,7 +178,7 @@ class _Daemon:
     ) -> tuple[Fleet, Control, _Front]:
         """The parts that only together make a daemon; nothing runs yet."""
         config = self._config
-        probe = HardwareProbe((), config.placement)
+        probe = HardwareProbe((), config.placement, folders=config.model_dirs)
         fleet = Fleet(
             Desired(None, config.placement, config.fleet),
             catalogue=catalogue,

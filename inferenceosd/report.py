@@ -33,6 +33,7 @@ def status_text(status: StatusReport, *, now: float) -> str:
     head = f"inferenceosd {daemon.version}, pid {daemon.pid}, up {up}, serving {daemon.listen}"
     return _sections(
         head,
+        "\n".join(f"DEGRADED: {reason}" for reason in status.degraded),
         _instances(status.instances, now=now),
         _memory(status.instances),
         *_causes(status.instances),

@@ -130,6 +130,12 @@ class StatusReport:
     engines: tuple[EngineReport, ...]
     broken: tuple[BrokenFile, ...]
     notes: tuple[str, ...]
+    state: str = "ok"
+    """"degraded" while a wanted device is missing."""
+    degraded: tuple[str, ...] = ()
+    """Each missing device, and why."""
+    resumed_at: float | None = None
+    """UTC seconds at which the machine last woke from sleep while the daemon ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +246,10 @@ def status_report(
     rejected: Iterable[RejectedEngine],
     broken: tuple[BrokenFile, ...],
     now_s: float,
+    resumed_at: float | None = None,
 ) -> StatusReport:
     """All of it at one moment; `now_s` is monotonic, `hardware` None until it was probed."""
+    absent = () if hardware is None else hardware.absent
     observed = tuple(instances)
     ours = _ours_bytes(observed)
     return StatusReport(
@@ -254,6 +262,9 @@ def status_report(
         ),
         broken=broken,
         notes=() if hardware is None else hardware.notes,
+        state="degraded" if absent else "ok",
+        degraded=tuple(f"{each.name} is missing: {each.reason}" for each in absent),
+        resumed_at=resumed_at,
     )
 
 

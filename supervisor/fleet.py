@@ -27,6 +27,7 @@ from supervisor.instance import Instance, Shop
 from supervisor.journal import Journal
 from supervisor.lease import Lease, LeaseBook, ModelUnavailable, Usage, WaitTimedOut
 from supervisor.probe import HardwareProbe
+from supervisor.watch import DeviceWatch
 
 TICK_S = 1.0  # cadence of a look when nothing happens; what a lost event costs at most
 FRESH_S = 1.0  # a launch is planned on a profile no older than this
@@ -68,7 +69,8 @@ class Fleet:
         leaving: Callable[[str], None],
     ) -> None:
         self._desired = desired
-        self._catalogue, self._probe, self._journal = catalogue, probe, journal
+        self._catalogue, self._journal = catalogue, journal
+        self._watch = DeviceWatch(probe, journal)
         self._book = LeaseBook(max_waiting=desired.settings.max_waiting)
         self._instances: dict[InstanceId, Instance] = {}
         self._keep_alive_s: dict[ModelId, float] = {}
@@ -86,6 +88,7 @@ class Fleet:
             cwd=ground.cwd,
             leaving=leaving,
             changed=self.look,
+            device_lost=self._watch.device_lost,
         )
 
     async def run(self) -> None:
@@ -208,6 +211,11 @@ class Fleet:
         return ()
 
     @property
+    def resumed_at(self) -> float | None:
+        """UTC seconds at which the machine last came back from sleep; None where it never did."""
+        return self._watch.resumed_at
+
+    @property
     def last_profile(self) -> HardwareProfile | None:
         """The machine as last read; None before the first reading."""
         return self._profile
@@ -259,9 +267,10 @@ class Fleet:
 
     async def _read_profile(self, *, max_age_s: float) -> HardwareProfile | None:
         """The machine, read again when the last reading is older; None where it never could be."""
-        if self._profile is None or monotonic() - self._profiled_s > max_age_s:
+        is_old = self._profile is None or monotonic() - self._profiled_s > max_age_s
+        if is_old or self._watch.is_due():
             try:
-                self._profile = await self._probe.profile()
+                self._profile = await self._watch.profile()
             except SupervisorError as exc:
                 log.error("probe.failed", reason=str(exc))  # noqa: TRY400  # the sentence says it
             self._profiled_s = monotonic()

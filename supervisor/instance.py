@@ -68,6 +68,8 @@ class Shop:
     """Called with the socket path of a child before it is stopped, and when it is gone."""
     changed: Callable[[], None]
     """Wakes the fleet's loop."""
+    device_lost: Callable[[str], None]
+    """Called with what a child said of the device that it lost."""
 
 
 class Instance:
@@ -260,6 +262,8 @@ class Instance:
         self._cause = replace(cause, log_tail=cause.log_tail[-CAUSE_LINES:])
         self._deaths = [at_s for at_s in self._deaths if at_s > now_s - settings.restart_window_s]
         self._deaths.append(now_s)
+        if cause.kind is ExitKind.DEVICE_LOST:
+            self._shop.device_lost(cause.summary)
         verdict = next_restart(
             self._deaths,
             now_s=now_s,

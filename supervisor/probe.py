@@ -6,15 +6,16 @@ never a wait.
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from time import monotonic
 
+from planners.absence import absences, remembered
 from planners.argv import child_env
 from planners.backends import Engine, EngineDevice
-from planners.hardware import Device, HardwareProfile, Host, Storage
+from planners.hardware import Absence, Device, DeviceId, HardwareProfile, Host, Storage
 from planners.settings import PlacementRules
 from supervisor.devices.amd import AmdSource
 from supervisor.devices.apple import AppleSource
@@ -83,6 +84,7 @@ class HardwareProbe:
         self._list_age_s = list_age_s
         self._turn = asyncio.Lock()
         self._looks_again = False
+        self._seen: Mapping[DeviceId, Device] = {}
         self._engines: tuple[Engine, ...] = ()
         self._listings: dict[str, _Listing] = {}
         self.adopt(engines, rules)
@@ -91,6 +93,8 @@ class HardwareProbe:
         """Go on with these engines, of which new ones listed their devices just now, and rules."""
         known = {e.path: self._listings[e.path] for e in engines if e in self._engines}
         self._listings = {e.path: known.get(e.path) or self._heard(e.devices) for e in engines}
+        if self._engines != tuple(engines):
+            self._seen = {}  # other engines see other devices
         self._engines, self._rules = tuple(engines), rules
 
     async def profile(self) -> HardwareProfile:
@@ -103,24 +107,37 @@ class HardwareProbe:
             await self._refresh_listings(vendors, now_s=now_s)
             devices = self._joined(vendors, now_s=now_s)
             storage = await self._read_storage()
-        hidden = [v for e in self._engines for v in hiding(e.backend, child_env(e, os.environ))]
-        rules, carved = self._rules, {s.pci: s.carved_out for s in vendors if s.carved_out}
-        notes = (
+        carved = {s.pci: s.carved_out for s in vendors if s.carved_out}
+        ruled = tuple(
+            ruled_device(sharing(device, host, carved_out=carved.get(device.pci)), self._rules)
+            for device in devices
+        )
+        told = (
             *(note for reading in readings for note in reading.notes),
             *(listing.note for listing in self._listings.values() if listing.note),
-            *unserved(devices, hiding=hidden),
-            *unclear(devices, hiding=hidden),
-            *unmatched(rules.devices, devices),
         )
         return HardwareProfile(
-            host=ruled_host(host, rules.memory),
-            devices=tuple(
-                ruled_device(sharing(device, host, carved_out=carved.get(device.pci)), rules)
-                for device in devices
-            ),
-            notes=notes,
+            host=ruled_host(host, self._rules.memory),
+            devices=ruled,
+            notes=(*told, *self._remarks(ruled)),
             storage=storage,
+            absent=self._absences(ruled, told),
         )
+
+    def _remarks(self, devices: Sequence[Device]) -> Iterator[str]:
+        """What an operator should know of devices that were read well."""
+        envs = ((engine.backend, child_env(engine, os.environ)) for engine in self._engines)
+        hidden = [each for backend, env in envs for each in hiding(backend, env)]
+        yield from unserved(devices, hiding=hidden)
+        yield from unclear(devices, hiding=hidden)
+        yield from unmatched(self._rules.devices, devices)
+
+    def _absences(self, devices: Sequence[Device], told: Sequence[str]) -> tuple[Absence, ...]:
+        if not self._engines:
+            return ()  # not tried yet, or none runs: no device could be usable
+        seen, rules = self._seen, self._rules.devices
+        self._seen = remembered(seen, devices)
+        return absences(devices, rules=rules, seen=seen, told=told)
 
     def look_again(self) -> None:
         """Have the next profile ask every engine anew: devices may have come, gone or changed."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from planners.absence import rule_rank
 from planners.hardware import Device, DeviceKind, Host
 from planners.settings import DeviceRule, MemoryRule, PlacementRules
 
@@ -17,7 +18,9 @@ def ruled_device(device: Device, rules: PlacementRules) -> Device:
 
     Without a rule a software device is left alone, since it is the CPU over again, only slower.
     """
-    ranked = ((rank, rule) for rule in rules.devices if (rank := _rank(rule, device)) is not None)
+    ranked = (
+        (rank, rule) for rule in rules.devices if (rank := rule_rank(rule, device)) is not None
+    )
     mine = [rule for _, rule in sorted(ranked, key=lambda pair: pair[0])]
     uses = (rule.use for rule in mine if rule.use is not None)
     limits = (rule.limit_bytes for rule in mine if rule.limit_bytes is not None)
@@ -55,7 +58,7 @@ def unmatched(rules: Sequence[DeviceRule], devices: Sequence[Device]) -> Iterato
     """A note per rule that names no device: a typing error, or a card that is gone."""
     names = ", ".join(f"{d.device_id} ({d.name})" for d in devices) or "none"
     for rule in rules:
-        if all(_rank(rule, device) is None for device in devices):
+        if all(rule_rank(rule, device) is None for device in devices):
             yield f'[devices."{rule.name}"] names no device of this machine; there are: {names}'
 
 
@@ -83,13 +86,3 @@ def unclear(devices: Sequence[Device], *, hiding: Sequence[str]) -> Iterator[str
                 f" with {told[0]} nobody can tell which; leave the variable out and use"
                 ' [devices."ID"] use = false'
             )
-
-
-def _rank(rule: DeviceRule, device: Device) -> int | None:
-    """How a rule names a device: 0 by id, 1 by engine name, 2 by vendor's name, None not at all."""
-    wanted = rule.name.casefold()
-    if wanted == device.device_id.casefold():
-        return 0
-    if any(wanted == name.casefold() for _, name in device.engine_names):
-        return 1
-    return 2 if wanted == device.name.casefold() else None

@@ -38,6 +38,7 @@ LOAD_ENDS = {
     ),
     "bad_model": "gguf_init_from_reader: invalid magic characters: 'vers', expected 'GGUF'",
     "bad_arch": "llama_model_load: error loading model: unknown model architecture: 'zlama'",
+    "device_lost": "ggml_vulkan: vk::Queue::submit: ErrorDeviceLost",
     "crash": "",
 }
 OTHER_FLAGS = (

@@ -73,6 +73,14 @@ def test_status_of_a_daemon_with_nothing_says_so() -> None:
     )
 
 
+def test_a_degraded_machine_says_what_is_missing_before_anything_else() -> None:
+    status = replace(STATUS, degraded=("RTX 4090 is missing: NVML: Driver Not Loaded",))
+
+    second = report.status_text(status, now=NOW).splitlines()[2]
+
+    assert second == "DEGRADED: RTX 4090 is missing: NVML: Driver Not Loaded"
+
+
 def test_until_engines_were_tried_none_is_missing() -> None:
     daemon = replace(DAEMON, has_tried_engines=False)
 

@@ -5,11 +5,20 @@ from dataclasses import replace
 
 import msgspec
 
-from planners.hardware import HOST
+from planners.hardware import HOST, Absence
 from planners.plan import DeviceBytes
 from planners.sizes import GIB, MIB
 from proxy.admin_values import InstanceReport, instance_report, models_report, status_report
-from tests.fakes.admin_service import CRASHED, DAEMON, FOREVER, GPU, HARDWARE, NOW_S, READY
+from tests.fakes.admin_service import (
+    CRASHED,
+    DAEMON,
+    FOREVER,
+    GPU,
+    HARDWARE,
+    NOW_S,
+    READY,
+    STARTED_AT,
+)
 from tests.fakes.fleet_of_one import model_info, served_model
 
 
@@ -64,6 +73,25 @@ def test_a_process_that_is_gone_takes_nothing() -> None:
     )
 
     assert [device.ours_bytes for device in status.devices] == [0, 0, 0]
+
+
+def test_a_machine_without_a_wanted_device_is_degraded_with_the_reason() -> None:
+    absent = (Absence("RTX 4090", "NVML: Driver Not Loaded"),)
+
+    status = status_report(
+        DAEMON,
+        instances=(),
+        hardware=replace(HARDWARE, absent=absent),
+        engines=(),
+        rejected=(),
+        broken=(),
+        now_s=0,
+        resumed_at=STARTED_AT,
+    )
+
+    assert status.state == "degraded"
+    assert status.degraded == ("RTX 4090 is missing: NVML: Driver Not Loaded",)
+    assert status.resumed_at == STARTED_AT
 
 
 def test_before_the_first_probe_there_are_no_devices() -> None:

@@ -271,6 +271,20 @@ async def test_a_child_that_dies_again_and_again_opens_the_breaker(fleet_world: 
         assert cause.log_tail
 
 
+async def test_a_child_that_loses_its_device_has_the_machine_read_anew(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world() as world:
+        world.order(die_while_loading="device_lost", launches=1)
+
+        assert await world.served_by()
+
+        events = await world.journal.events(model_id=None, since=0.0, limit=100)
+        told = [event.reason for event in events if event.kind == "device.failed"]
+        assert len(told) == 1
+        assert "ErrorDeviceLost" in told[0]
+
+
 async def test_retry_closes_the_breaker(fleet_world: MakeWorld) -> None:
     async with fleet_world() as world:
         world.order(die_while_loading="bad_model")

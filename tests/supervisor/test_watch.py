@@ -1,0 +1,179 @@
+"""The watch over a real probe, whose source is told what to see."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from planners.backends import Engine
+from planners.hardware import DeviceKind
+from planners.settings import DeviceRule, PlacementRules
+from planners.sizes import GIB
+from supervisor.devices.sighting import Reading, Sighting
+from supervisor.journal import Journal, open_journal
+from supervisor.probe import HardwareProbe
+from supervisor.suspend import suspended_s
+from supervisor.trial import parse_devices
+from supervisor.watch import DeviceWatch
+from tests.fakes.machines import RULES
+
+CARD = Sighting(
+    source="nvml",
+    name="NVIDIA GeForce RTX 4090",
+    kind=DeviceKind.DISCRETE,
+    total_bytes=24 * GIB,
+    free_bytes=20 * GIB,
+    pci="0000:01:00.0",
+)
+LISTED = "  CUDA0: NVIDIA GeForce RTX 4090 (24081 MiB, 23000 MiB free)\n"
+LOST = Reading(notes=("NVML: GPU is lost",))
+
+
+class Told:
+    """A source that sees what it is told to."""
+
+    name = "told"
+
+    def __init__(self) -> None:
+        self.reading = Reading((CARD,))
+
+    def read(self) -> Reading:
+        return self.reading
+
+
+@dataclass
+class Machine:
+    """A watched machine and what a test may do to it."""
+
+    source: Told
+    listing: Path
+    journal: Journal
+    watch: DeviceWatch
+    slept_s: float = 0.0
+
+    async def events(self) -> list[tuple[str, str]]:
+        told = await self.journal.events(model_id=None, since=0.0, limit=100)
+        return [(event.kind, event.reason) for event in told]
+
+    @property
+    def times_listed(self) -> int:
+        asked = self.listing.with_suffix(".asked")
+        return len(asked.read_text().splitlines()) if asked.exists() else 0
+
+
+@pytest.fixture
+async def machine(tmp_path: Path) -> AsyncIterator[Callable[..., Machine]]:
+    listing = tmp_path / "devices.txt"
+    listing.write_text(LISTED)
+    program = tmp_path / "llama-server"
+    program.write_text(f"#!/bin/sh\necho >> {listing.with_suffix('.asked')}\nexec cat {listing}\n")
+    program.chmod(0o755)
+    async with open_journal(tmp_path / "journal.db") as journal:
+
+        def make(
+            *, listed: str = LISTED, rules: PlacementRules = RULES, relook_s: float = 3600.0
+        ) -> Machine:
+            listing.write_text(listed)
+            devices = parse_devices(listed.splitlines())
+            engine = Engine(
+                "cuda-engine", "cuda", str(program), "config", (), frozenset(), devices, "1"
+            )
+            source = Told()
+            probe = HardwareProbe((engine,), rules, sources=(source,))
+            made: list[Machine] = []
+            watch = DeviceWatch(
+                probe,
+                journal,
+                suspended=lambda: made[0].slept_s if made else 0.0,
+                relook_s=relook_s,
+            )
+            made.append(Machine(source, listing, journal, watch))
+            return made[0]
+
+        yield make
+
+
+async def test_a_card_that_goes_degrades_the_machine_and_its_return_mends_it(
+    machine: Callable[..., Machine],
+) -> None:
+    here = machine()
+    assert not (await here.watch.profile()).is_degraded
+
+    here.source.reading = LOST
+    here.listing.write_text("  (none)\n")
+    here.watch.device_lost("CUDA error: unspecified launch failure")
+    gone = await here.watch.profile()
+    here.source.reading = Reading((CARD,))
+    here.listing.write_text(LISTED)
+    here.watch.device_lost("again")
+    back = await here.watch.profile()
+
+    assert gone.absent[0].reason == "NVML: GPU is lost"
+    assert not back.is_degraded
+    assert [kind for kind, _ in await here.events()] == [
+        "device.failed",
+        "device.disappeared",
+        "machine.degraded",
+        "device.failed",
+        "device.appeared",
+        "machine.recovered",
+    ]
+
+
+async def test_engines_are_asked_anew_after_a_sleep(machine: Callable[..., Machine]) -> None:
+    here = machine()
+    await here.watch.profile()
+    assert (here.watch.is_due(), here.watch.resumed_at) == (False, None)
+
+    here.slept_s = 3600.0
+    assert here.watch.is_due()
+    await here.watch.profile()
+
+    assert here.times_listed == 1
+    assert here.watch.resumed_at is not None
+    assert not here.watch.is_due()
+    assert await here.events() == [
+        ("machine.resumed", "it slept for 3600 s; devices are read anew")
+    ]
+
+
+async def test_engines_are_asked_again_and_again_only_while_a_wanted_device_is_missing(
+    machine: Callable[..., Machine],
+) -> None:
+    wanted = replace(RULES, devices=(DeviceRule("CUDA1", None, None, use=True),))
+    content, short = machine(relook_s=0.0), machine(rules=wanted, relook_s=0.0)
+    await content.watch.profile()
+    await short.watch.profile()
+
+    assert not content.watch.is_due()
+    assert short.watch.is_due()
+    before = short.times_listed
+    await short.watch.profile()
+    assert short.times_listed == before + 1
+    assert [kind for kind, _ in await short.events()].count("machine.degraded") == 1
+
+
+async def test_a_card_whose_driver_came_up_late_is_asked_of_the_engines_once(
+    machine: Callable[..., Machine],
+) -> None:
+    here = machine(listed="  (none)\n")
+    here.source.reading = Reading()
+    await here.watch.profile()
+
+    here.source.reading = Reading((CARD,))
+    here.listing.write_text(LISTED)
+    await here.watch.profile()
+    assert here.watch.is_due()
+    late = await here.watch.profile()
+
+    assert late.devices[0].engine_names == (("cuda", "CUDA0"),)
+    assert not here.watch.is_due()
+    assert ("device.appeared", f"{CARD.name} (pci:{CARD.pci})") in await here.events()
+
+
+def test_this_machines_sleep_is_counted_and_only_grows() -> None:
+    first, second = suspended_s(), suspended_s()
+
+    assert first >= 0.0
+    assert second - first < 1.0
