@@ -86,6 +86,10 @@ class LaunchPlan:
     """The first so many layers keep their routed experts in the host's memory."""
     swa_full: bool = False
     """Sliding-window layers keep every token: only then can their slots be saved and moved."""
+    predicted_prompt_tokens_per_s: float | None = None
+    """Of one long prompt alone; None where nobody predicted."""
+    predicted_decode_tokens_per_s: float | None = None
+    """Over all slots together, each of them busy."""
 
     @property
     def context(self) -> int:
@@ -103,7 +107,7 @@ class LaunchPlan:
         told = [
             (f.name, getattr(self, f.name))
             for f in fields(self)
-            if f.name not in ("predicted", "reasons")
+            if not f.name.startswith("predicted") and f.name != "reasons"
         ]
         return hashlib.sha256(repr(told).encode()).hexdigest()[:12]
 

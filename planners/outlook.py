@@ -1,0 +1,132 @@
+"""A plan with what explains it: its machine, its engine, and what more memory would bring. Pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from planners.backends import Engine
+from planners.hardware import HOST, Device, DeviceId, HardwareProfile
+from planners.model import ServedModel
+from planners.placement import plan_launch
+from planners.plan import LaunchPlan, Shortfall
+from planners.settings import PlacementRules
+from planners.sizes import GIB
+
+NOTICED = 1.02  # a prediction that is better by less is not worth a sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """How a model would be launched, and on what."""
+
+    served: ServedModel
+    answer: LaunchPlan | Shortfall
+    hardware: HardwareProfile
+    engine: Engine | None
+    """Of the plan; None where there is no plan."""
+    one_more_gib: tuple[str, ...]
+    """What one more GiB would bring, a sentence per place where it brings something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """All that a plan depends on but the model and the machine."""
+
+    engines: tuple[Engine, ...]
+    rules: PlacementRules
+    promised: Mapping[DeviceId, int]
+    held: Mapping[DeviceId, int]
+
+
+def outlook(served: ServedModel, hardware: HardwareProfile, around: Surroundings) -> Outlook:
+    """The plan, its engine, and what one more GiB would bring. Raises PlanError as plan_launch."""
+    answer = _planned(served, hardware, around)
+    engine_id = answer.engine_id if isinstance(answer, LaunchPlan) else None
+    return Outlook(
+        served=served,
+        answer=answer,
+        hardware=hardware,
+        engine=next((e for e in around.engines if e.engine_id == engine_id), None),
+        one_more_gib=tuple(_one_more_gib(served, hardware, around, answer)),
+    )
+
+
+def _planned(
+    served: ServedModel, hardware: HardwareProfile, around: Surroundings
+) -> LaunchPlan | Shortfall:
+    return plan_launch(
+        served,
+        hardware=hardware,
+        engines=around.engines,
+        rules=around.rules,
+        promised=around.promised,
+        held=around.held,
+    )
+
+
+def _one_more_gib(
+    served: ServedModel,
+    hardware: HardwareProfile,
+    around: Surroundings,
+    answer: LaunchPlan | Shortfall,
+) -> Iterator[str]:
+    """A sentence per pool whose next GiB would change the plan for the better."""
+    for name, roomier in _roomier(hardware):
+        gain = _gain(answer, _planned(served, roomier, around))
+        if gain:
+            yield f"1 GiB more on {name}: {gain}"
+
+
+def _roomier(hardware: HardwareProfile) -> Iterator[tuple[str, HardwareProfile]]:
+    """The machine with one more GiB, once on each device of its own memory and once on the host."""
+    for device in hardware.devices:
+        if device.use and device.engine_names and not device.shares_host:
+            others = (_more(d) if d is device else d for d in hardware.devices)
+            yield device.name, replace(hardware, devices=tuple(others))
+    host = hardware.host
+    more = replace(
+        host,
+        total_bytes=host.total_bytes + GIB,
+        available_bytes=host.available_bytes + GIB,
+        cgroup_limit_bytes=_plus(host.cgroup_limit_bytes),
+        limit_bytes=_plus(host.limit_bytes),
+    )
+    sharing = tuple(_more(d) if d.shares_host else d for d in hardware.devices)
+    yield HOST, replace(hardware, host=more, devices=sharing)
+
+
+def _more(device: Device) -> Device:
+    return replace(
+        device,
+        total_bytes=_plus(device.total_bytes),
+        free_bytes=_plus(device.free_bytes),
+        limit_bytes=_plus(device.limit_bytes),
+    )
+
+
+def _plus(n_bytes: int | None) -> int | None:
+    return None if n_bytes is None else n_bytes + GIB
+
+
+def _gain(now: LaunchPlan | Shortfall, then: LaunchPlan | Shortfall) -> str:
+    """What is better in `then`; "" where nothing is that anybody would notice."""
+    if isinstance(then, Shortfall):
+        return ""
+    if isinstance(now, Shortfall):
+        return f"it would fit, with context {then.context} × {then.n_parallel}"
+    gains = [
+        *_better("layers on devices", now.n_gpu_layers, then.n_gpu_layers),
+        *_better("tokens of context", now.context, then.context),
+        *_better("tokens a batch", now.n_ubatch, then.n_ubatch),
+    ]
+    if then.n_cpu_moe < now.n_cpu_moe:
+        left = f"{then.n_cpu_moe} rather than {now.n_cpu_moe}"
+        gains.append(f"the experts of {left} layers in host memory")
+    decode = now.predicted_decode_tokens_per_s, then.predicted_decode_tokens_per_s
+    if decode[0] and decode[1] and decode[1] > decode[0] * NOTICED:
+        gains.append(f"{decode[1]:.3g} rather than {decode[0]:.3g} tokens/s of decode")
+    return ", ".join(gains)
+
+
+def _better(what: str, now: int, then: int) -> Iterator[str]:
+    if then > now:
+        yield f"{then} rather than {now} {what}"

@@ -1,0 +1,68 @@
+from dataclasses import replace
+
+from planners.hardware import Device, HardwareProfile, Host
+from planners.outlook import Outlook, Surroundings, outlook
+from planners.plan import LaunchPlan, Shortfall
+from planners.sizes import GIB
+from tests.fakes.machines import CUDA, INTEGRATED, RULES, VULKAN, machine, nvidia, served
+
+AROUND = Surroundings(engines=(CUDA, VULKAN), rules=RULES, promised={}, held={})
+
+
+def looked(*devices: Device, host_gib: float = 24.0, context: int | None = None) -> Outlook:
+    hardware = machine(*devices, host_gib=host_gib)
+    return outlook(served(context=context), hardware, AROUND)
+
+
+def test_a_plan_comes_with_its_engine_and_its_machine() -> None:
+    found = looked(nvidia(0, 24.0))
+
+    assert isinstance(found.answer, LaunchPlan)
+    assert found.engine == CUDA
+    assert found.hardware == machine(nvidia(0, 24.0))
+
+
+def test_one_more_gib_on_a_card_that_is_too_small_brings_layers() -> None:
+    found = looked(nvidia(0, 3.0), context=4096)
+
+    assert isinstance(found.answer, LaunchPlan)
+    n_layers = found.answer.n_gpu_layers
+    (sentence,) = found.one_more_gib
+    assert sentence.startswith("1 GiB more on card 0 of 3 GiB: ")
+    assert f"rather than {n_layers} layers on devices" in sentence
+
+
+def test_where_nothing_would_be_better_nothing_is_said() -> None:
+    assert looked(nvidia(0, 80.0), host_gib=500.0, context=4096).one_more_gib == ()
+
+
+def test_a_model_that_just_does_not_fit_is_told_where_a_gib_would_help() -> None:
+    found = looked(host_gib=4.5, context=4096)
+
+    assert isinstance(found.answer, Shortfall)
+    assert found.engine is None
+    assert found.one_more_gib == ("1 GiB more on host: it would fit, with context 4096 × 1",)
+
+
+def test_a_pool_that_host_and_gpu_share_is_asked_about_once() -> None:
+    small = replace(INTEGRATED, total_bytes=4 * GIB, free_bytes=4 * GIB)
+
+    sentences = looked(small, host_gib=5.0, context=4096).one_more_gib
+
+    assert [each.partition(":")[0] for each in sentences] == ["1 GiB more on host"]
+
+
+def test_a_device_that_is_refused_is_not_asked_about() -> None:
+    refused = replace(nvidia(0, 3.0), use=False)
+
+    assert looked(refused, context=4096).one_more_gib == ()
+
+
+def test_limits_grow_with_what_they_limit() -> None:
+    host = Host(8 * GIB, 4 * GIB + GIB // 2, 8 * GIB, 8, 8, "x", limit_bytes=4 * GIB + GIB // 2)
+    limited = HardwareProfile(host, ())
+
+    found = outlook(served(context=4096), limited, AROUND)
+
+    assert isinstance(found.answer, Shortfall)
+    assert found.one_more_gib == ("1 GiB more on host: it would fit, with context 4096 × 1",)
