@@ -15,9 +15,11 @@ from inferenceosd.config import Config
 from inferenceosd.config_changes import changed_settings, drained_models, needs_restart
 from inferenceosd.config_error import ConfigError
 from inferenceosd.logs import configure_logging
+from inferenceosd.recording import recorded_now
 from planners.backends import Engine, RejectedEngine
+from planners.hardware import HardwareProfile
 from planners.model import ServedModel
-from planners.plan import LaunchPlan, Shortfall
+from planners.outlook import Outlook
 from planners.reconcile import NO_ENGINE, launch_key
 from proxy.admin import ReloadRefused
 from proxy.admin_values import (
@@ -103,16 +105,26 @@ class Control:
         return models_report(fleet.models(), broken=fleet.broken(), instances=fleet.running())
 
     async def plan(
-        self, name: str, *, context: int | None, parallel: int | None
-    ) -> LaunchPlan | Shortfall:
-        """How it would be launched now."""
+        self,
+        name: str,
+        *,
+        context: int | None,
+        parallel: int | None,
+        hardware: HardwareProfile | None,
+    ) -> Outlook:
+        """How it would be launched now, or on another machine."""
         served = self._served(name)
         settings = replace(
             served.settings,
             context=context or served.settings.context,
             parallel=parallel or served.settings.parallel,
         )
-        return await self._parts.fleet.plan(replace(served, settings=settings))
+        asked = replace(served, settings=settings)
+        return await self._parts.fleet.outlook(asked, elsewhere=hardware)
+
+    async def profile(self) -> str:
+        """The machine as JSON."""
+        return recorded_now(await self._parts.fleet.profile())
 
     async def load(self, name: str) -> LoadReport:
         """Load it and wait; what failed before is tried anew."""

@@ -3,23 +3,26 @@
 import io
 import math
 import os
-import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import click
-import httpx
 import msgspec
 
-from inferenceosd import __version__, report
+from inferenceosd import __version__, offline, report
+from inferenceosd.admin_client import EXIT_FAILED, WORK_S, Answer, Door, Query, fail
 from inferenceosd.config import Options, read_config
 from inferenceosd.config_error import ConfigError
+from inferenceosd.plan_text import plan_text
 from inferenceosd.platform_folders import runtime_folder, state_folder, this_platform
+from inferenceosd.profile_text import profile_text
 from planners.durations import BadDuration, parse_duration
+from planners.errors import PlanError
+from planners.profile_json import MAX_CHARS, decode_profile
+from proxy.admin_plan import PlanReport
 from proxy.admin_values import (
     DEFAULT_EVENTS,
     DEFAULT_LINES,
@@ -30,28 +33,23 @@ from proxy.admin_values import (
     LoadReport,
     LogReport,
     ModelsReport,
-    PlanReport,
     ReloadReport,
     StatusReport,
     UnloadReport,
 )
-from supervisor.printable import printable
+from supervisor.errors import SupervisorError
 
-EXIT_FAILED = 1
-CONNECT_S = 5.0
-ANSWER_S = 10.0  # the daemon has it in memory
-WORK_S = 120.0  # it looks at devices, or tries engines, first
 LOAD_S = 24 * 3600.0  # it knows when a load has stalled; we only wait
 NAME_BYTES = 2048  # escaped for an address, still within the 8 KiB that the daemon reads
 
 T = TypeVar("T")
-Query = Mapping[str, str | int]
 
 EPILOG = """\
 \b
 Examples:
   inferenceosctl status                   what runs, where, how fast, until when
   inferenceosctl plan qwen3 --context 32768
+  inferenceosctl plan ./qwen3.gguf --hardware server.json
   inferenceosctl events --model qwen3 --since 1h
   inferenceosctl status --json | jq .devices
 
@@ -60,106 +58,6 @@ that inferenceosd itself would read here.
 
 Exit status: 0, 1 where the daemon does not answer or says no, 2 for wrong usage.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Answer(Generic[T]):
-    """What the daemon said, as sent and as understood."""
-
-    sent: bytes
-    value: T
-
-    def show(self, text: Callable[[T], str], *, as_json: bool) -> None:
-        """Print it: indented JSON as sent, or what `text` makes of it."""
-        click.echo(msgspec.json.format(self.sent, indent=2) if as_json else text(self.value))
-
-
-@dataclass(frozen=True, slots=True)
-class Door:
-    """The daemon's admin socket."""
-
-    socket_path: str
-
-    def get(self, path: str, kind: type[T], *, query: Query | None = None) -> Answer[T]:
-        """What the daemon says about `path`."""
-        return self._ask("GET", path, kind, query=query)
-
-    def post(
-        self,
-        path: str,
-        kind: type[T],
-        *,
-        body: Mapping[str, str | int | None] | None = None,
-        within_s: float = ANSWER_S,
-    ) -> Answer[T]:
-        """What it says once it did what `path` means."""
-        return self._ask("POST", path, kind, body=msgspec.json.encode(body), within_s=within_s)
-
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        kind: type[T],
-        *,
-        query: Query | None = None,
-        body: bytes | None = None,
-        within_s: float = ANSWER_S,
-    ) -> Answer[T]:
-        self._reach()
-        transport = httpx.HTTPTransport(uds=self.socket_path)
-        timeout = httpx.Timeout(CONNECT_S, read=within_s)
-        with httpx.Client(
-            transport=transport, timeout=timeout, base_url="http://inferenceosd"
-        ) as client:
-            try:
-                reply = client.request(method, path, params=query, content=body)
-            except httpx.TimeoutException:
-                _fail(f"inferenceosd on {self.socket_path} gave no answer within {within_s:.0f} s")
-            except (httpx.HTTPError, httpx.InvalidURL) as exc:
-                _fail(f"inferenceosd on {self.socket_path} broke off: {exc}")
-        if reply.is_error:
-            _fail(_said(reply))
-        return _decoded(reply.content, kind)
-
-    def _reach(self) -> None:
-        """Ends the program with a precise sentence where nobody listens: httpx does not tell."""
-        with socket.socket(socket.AF_UNIX) as tried:
-            tried.settimeout(CONNECT_S)
-            try:
-                tried.connect(self.socket_path)
-            except PermissionError:
-                _fail(
-                    f"{self.socket_path} belongs to another user; try again as root or as that user"
-                )
-            except OSError:
-                _fail(
-                    f"no inferenceosd answers on {self.socket_path}; start it with inferenceosd,"
-                    " or name its socket with --socket"
-                )
-
-
-_NO_ANSWER = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-def _said(reply: httpx.Response) -> str:
-    """The sentence in an error's body, where it is one of ours."""
-    try:
-        return msgspec.json.decode(reply.content, type=dict[str, str])["error"]
-    except (*_NO_ANSWER, KeyError):
-        return f"inferenceosd answered with HTTP {reply.status_code}"
-
-
-def _decoded(content: bytes, kind: type[T]) -> Answer[T]:
-    try:
-        return Answer(content, msgspec.json.decode(content, type=kind))
-    except _NO_ANSWER as exc:
-        _fail(f"inferenceosd speaks of what this inferenceosctl does not know ({exc}); update it")
-
-
-def _fail(sentence: str) -> NoReturn:
-    """Ends the program with one line, whatever names and texts of others the sentence holds."""
-    click.echo(f"inferenceosctl: {printable(sentence)}", err=True)
-    sys.exit(EXIT_FAILED)
 
 
 def _usual_socket() -> str:
@@ -202,9 +100,9 @@ class Name(click.ParamType[str]):
         try:
             n_bytes = len(name.encode())
         except UnicodeEncodeError:
-            _fail(f"{name!r} is no model: it is no UTF-8")
+            fail(f"{name!r} is no model: it is no UTF-8")
         if n_bytes > NAME_BYTES:
-            _fail(f"no model has a name of {n_bytes} bytes; the longest have {NAME_BYTES}")
+            fail(f"no model has a name of {n_bytes} bytes; the longest have {NAME_BYTES}")
         return name
 
 
@@ -221,7 +119,7 @@ class Program(click.Group):
             # What is left in the buffer would fail once more, with a traceback, at the very end.
             with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            _fail(f"cannot write the answer: {exc.strerror or exc}")
+            fail(f"cannot write the answer: {exc.strerror or exc}")
 
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
@@ -268,18 +166,84 @@ def models(door: Door, as_json: bool) -> None:
 @click.argument("model", type=Name())
 @click.option("--context", type=click.IntRange(1, MAX_NUMBER), help="Tokens one request may use.")
 @click.option("--parallel", type=click.IntRange(1, MAX_NUMBER), help="Requests served at once.")
+@click.option(
+    "--hardware",
+    type=click.File(encoding="utf-8"),
+    help="Plan for the machine that `profile --record` wrote into this file.",
+)
 @as_json_option
 @click.pass_obj
-def plan(door: Door, model: str, context: int | None, parallel: int | None, as_json: bool) -> None:
+def plan(
+    door: Door,
+    model: str,
+    context: int | None,
+    parallel: int | None,
+    hardware: TextIO | None,
+    as_json: bool,
+) -> None:
     """Show how MODEL would be launched now, and why; loads nothing.
+
+    Memory by device with what is free and what is left, the layers' places, predicted speed, the
+    flags, each concession, each device left alone and why, and what one more GiB would bring.
+
+    MODEL is a name, or the path of a GGUF file; a file is planned here, without the daemon.
 
     Exit status 1 where it does not fit.
     """
-    asked = {"model": model, "context": context, "parallel": parallel}
-    answer = door.post("/plan", PlanReport, body=asked, within_s=WORK_S)
-    answer.show(report.plan_text, as_json=as_json)
+    machine = None if hardware is None else _machine(hardware)
+    if offline.is_path(model):
+        told = _here(
+            lambda: offline.plan_file(model, context=context, parallel=parallel, hardware=machine)
+        )
+        answer = Answer(msgspec.json.encode(told), told)
+    else:
+        asked = {"model": model, "context": context, "parallel": parallel, "hardware": machine}
+        answer = door.post("/plan", PlanReport, body=asked, within_s=WORK_S)
+    answer.show(plan_text, as_json=as_json)
     if answer.value.plan is None:
         sys.exit(EXIT_FAILED)
+
+
+@main.command()
+@click.option(
+    "--record",
+    type=click.File("w", encoding="utf-8", lazy=True),
+    metavar="FILE",
+    help="Write it as JSON for `plan --hardware`.",
+)
+@as_json_option
+@click.pass_obj
+def profile(door: Door, record: TextIO | None, as_json: bool) -> None:
+    """Show the hardware: memory, control groups, devices and their links, disks.
+
+    Asks the daemon; without one it looks for itself, which takes some seconds more.
+    """
+    if door.is_open():
+        text = door.get("/profile", msgspec.Raw).sent.decode()
+    else:
+        text = _here(offline.profile_here)
+    recorded = decode_profile(text)
+    if record is not None:
+        record.write(text)
+    click.echo(text.rstrip() if as_json else profile_text(recorded))
+
+
+def _machine(file: TextIO) -> str:
+    """The text of a recorded machine; ends the program where it is none."""
+    try:
+        text = file.read(MAX_CHARS + 1)
+        decode_profile(text)
+    except (PlanError, OSError, UnicodeDecodeError) as exc:
+        fail(f"{file.name}: {exc}")
+    return text
+
+
+def _here(work: Callable[[], T]) -> T:
+    """What we find out by ourselves; ends the program with the sentence of what went wrong."""
+    try:
+        return work()
+    except (ConfigError, PlanError, SupervisorError) as exc:
+        fail(str(exc))
 
 
 @main.command()

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from inferenceosd.tables import table
 from planners.durations import format_duration
 from planners.model import BrokenFile
-from planners.plan import LaunchPlan
 from planners.sizes import format_size
 from proxy.admin_values import (
     DeviceReport,
@@ -15,9 +14,7 @@ from proxy.admin_values import (
     LoadReport,
     LogReport,
     ModelsReport,
-    PlanReport,
     ReloadReport,
-    ShortfallReport,
     StatusReport,
     UnloadReport,
 )
@@ -69,13 +66,6 @@ def models_text(report: ModelsReport) -> str:
         offered = table(headers, rows, right="PARAMS SIZE TRAINED")
     warnings = [f"{m.model}: {warning}" for m in report.models for warning in m.warnings]
     return _sections(offered, "\n".join(warnings), _broken(report.broken))
-
-
-def plan_text(report: PlanReport) -> str:
-    """How a model would be launched, and why; or why it would not."""
-    if report.plan is not None:
-        return _launch(report.plan)
-    return _shortfall(report.shortfall) if report.shortfall else "no answer"
 
 
 def load_text(report: LoadReport) -> str:
@@ -232,43 +222,6 @@ def _broken(files: tuple[BrokenFile, ...]) -> str:
     if not files:
         return ""
     return table(("NOT OFFERED", "WHY"), [(file.path, file.reason) for file in files])
-
-
-def _launch(plan: LaunchPlan) -> str:
-    where = f"{plan.n_gpu_layers} layers on devices" if plan.devices else "on the processor"
-    context = f"{plan.context} × {plan.n_parallel}"
-    head = f"{plan.model_id}: {plan.backend}, context {context}, {where}"
-    layers = {device: str(count) for device, _, count in plan.devices}
-    rows = [
-        (
-            part.device_id,
-            layers.get(part.device_id, NOTHING),
-            format_size(part.weights_bytes),
-            format_size(part.kv_bytes),
-            format_size(part.compute_bytes),
-            format_size(part.overhead_bytes),
-            format_size(part.total_bytes),
-        )
-        for part in plan.predicted
-    ]
-    headers = ("DEVICE", "LAYERS", "WEIGHTS", "KV", "COMPUTE", "OTHER", "TOTAL")
-    numbers = (
-        f"batch {plan.n_batch}/{plan.n_ubatch}, {plan.n_threads} threads,"
-        f" KV cache {plan.type_k}/{plan.type_v},"
-        f" flash attention {'on' if plan.flash_attn else 'off'}"
-    )
-    return _sections(
-        head,
-        table(headers, rows, right="LAYERS WEIGHTS KV COMPUTE OTHER TOTAL"),
-        numbers,
-        "\n".join(f"- {reason}" for reason in plan.reasons),
-    )
-
-
-def _shortfall(shortfall: ShortfallReport) -> str:
-    missing = ", ".join(f"{format_size(n)} on {d}" for d, n in shortfall.missing_bytes.items())
-    lacks = f" ({missing} missing)" if missing else ""
-    return f"{shortfall.model} does not fit: {shortfall.reason}{lacks}"
 
 
 def _size(size_bytes: int | None) -> str:

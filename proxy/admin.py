@@ -13,8 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from planners.plan import LaunchPlan, Shortfall
+from planners.hardware import HardwareProfile
+from planners.outlook import Outlook
+from planners.profile_json import BadProfile, decode_profile
 from proxy import names
+from proxy.admin_plan import PlanReport, plan_report
 from proxy.admin_values import (
     DEFAULT_EVENTS,
     DEFAULT_LINES,
@@ -26,17 +29,17 @@ from proxy.admin_values import (
     LoadReport,
     LogReport,
     ModelsReport,
-    PlanReport,
     ReloadReport,
     StatusReport,
     UnloadReport,
-    plan_report,
 )
 from proxy.bodies import decoded, read_body
 from proxy.errors import BadRequest, CallerLeft, Dialect, ProxyError, UnknownModel, answer, body
 from supervisor.lease import LeaseError, Stopping
+from supervisor.probe import HostUnread
 
 MAX_BODY_BYTES = 64 << 10  # a name and two numbers
+MAX_PLAN_BYTES = 2 << 20  # and a recorded machine, whose every character may be escaped
 
 
 class ReloadRefused(ProxyError):
@@ -56,9 +59,20 @@ class AdminService(Protocol):
         """What is on offer."""
 
     async def plan(
-        self, name: str, *, context: int | None, parallel: int | None
-    ) -> LaunchPlan | Shortfall:
-        """How it would be launched now; None leaves a number to the configuration."""
+        self,
+        name: str,
+        *,
+        context: int | None,
+        parallel: int | None,
+        hardware: HardwareProfile | None,
+    ) -> Outlook:
+        """How it would be launched now, or on `hardware`; None leaves a number to the settings.
+
+        Raises HostUnread where this machine cannot be read.
+        """
+
+    async def profile(self) -> str:
+        """The machine as JSON for planners.profile_json. Raises HostUnread."""
 
     async def load(self, name: str) -> LoadReport:
         """Load it and wait. Raises LeaseError."""
@@ -86,6 +100,7 @@ class _PlanRequest(msgspec.Struct):
     model: str
     context: int | None = None
     parallel: int | None = None
+    hardware: str | None = None
 
 
 _NAMED = msgspec.json.Decoder(_Named)
@@ -101,6 +116,7 @@ def build_admin_app(service: AdminService) -> Starlette:
         Route("/status", _answering(service, door.status), methods=["GET"]),
         Route("/models", _answering(service, door.models), methods=["GET"]),
         Route("/plan", _answering(service, door.plan), methods=["POST"]),
+        Route("/profile", _answering(service, door.profile), methods=["GET"]),
         Route("/load", _answering(service, door.load), methods=["POST"]),
         Route("/unload", _answering(service, door.unload), methods=["POST"]),
         Route("/reload", _answering(service, door.reload), methods=["POST"]),
@@ -118,6 +134,8 @@ def _answering(service: AdminService, handler: Handler) -> Callable[[Request], A
             return _json(await handler(request))
         except ReloadRefused as exc:
             return _json({"error": str(exc)}, status=409)
+        except HostUnread as exc:
+            return _json({"error": str(exc)}, status=503)
         except CallerLeft:
             return Response(status_code=499)  # nobody reads it
         except asyncio.CancelledError:
@@ -160,12 +178,20 @@ class _Door:
         return self._service.models()
 
     async def plan(self, request: Request) -> PlanReport:
-        asked = decoded(await _body(request), _PLAN_REQUEST)
+        asked = decoded(await _body(request, limit_bytes=MAX_PLAN_BYTES), _PLAN_REQUEST)
         for name, number in (("context", asked.context), ("parallel", asked.parallel)):
             if number is not None and not 1 <= number <= MAX_NUMBER:
                 raise BadRequest(f"{name} must be from 1 to {MAX_NUMBER}", param=name)
-        plan = await self._service.plan(asked.model, context=asked.context, parallel=asked.parallel)
-        return plan_report(plan)
+        outlook = await self._service.plan(
+            asked.model,
+            context=asked.context,
+            parallel=asked.parallel,
+            hardware=_hardware(asked.hardware),
+        )
+        return plan_report(outlook)
+
+    async def profile(self, _: Request) -> msgspec.Raw:
+        return msgspec.Raw((await self._service.profile()).encode())
 
     async def load(self, request: Request) -> LoadReport:
         return await self._service.load(decoded(await _body(request), _NAMED).model)
@@ -193,8 +219,15 @@ class _Door:
         return EventsReport(tuple(events))
 
 
-async def _body(request: Request) -> bytes:
-    return await read_body(request.receive, request.headers.raw, limit_bytes=MAX_BODY_BYTES)
+async def _body(request: Request, *, limit_bytes: int = MAX_BODY_BYTES) -> bytes:
+    return await read_body(request.receive, request.headers.raw, limit_bytes=limit_bytes)
+
+
+def _hardware(text: str | None) -> HardwareProfile | None:
+    try:
+        return None if text is None else decode_profile(text).hardware
+    except BadProfile as exc:
+        raise BadRequest(str(exc), param="hardware") from exc
 
 
 def _whole(query: Mapping[str, str], name: str, *, default: int, most: int) -> int:

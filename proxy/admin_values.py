@@ -12,7 +12,7 @@ from planners.backends import Engine, RejectedEngine
 from planners.capabilities import capabilities
 from planners.hardware import HOST, Device, HardwareProfile
 from planners.model import BrokenFile, ModelId, ServedModel
-from planners.plan import DeviceBytes, LaunchPlan, Shortfall
+from planners.plan import DeviceBytes
 from planners.view import Observed
 
 DEFAULT_LINES = 100
@@ -166,23 +166,6 @@ class ModelsReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ShortfallReport:
-    """Why a model does not fit."""
-
-    model: str
-    missing_bytes: Mapping[str, int]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class PlanReport:
-    """How a model would be launched now; exactly one of the two is there."""
-
-    plan: LaunchPlan | None
-    shortfall: ShortfallReport | None
-
-
-@dataclass(frozen=True, slots=True)
 class LoadReport:
     """A model that is loaded."""
 
@@ -332,16 +315,6 @@ def models_report(
     states: dict[ModelId, str] = {one.model_id: one.state.value for one in instances}
     reports = (model_report(model, state=states.get(model.model_id)) for model in models)
     return ModelsReport(tuple(reports), broken)
-
-
-def plan_report(answer: LaunchPlan | Shortfall) -> PlanReport:
-    """The planner's answer."""
-    match answer:
-        case LaunchPlan():
-            return PlanReport(answer, None)
-        case Shortfall():
-            missing = {str(device): n for device, n in answer.missing_bytes.items()}
-            return PlanReport(None, ShortfallReport(answer.model_id, missing, answer.reason))
 
 
 def _memory(

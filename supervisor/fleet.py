@@ -16,8 +16,9 @@ import structlog
 from planners.backends import Engine
 from planners.hardware import HardwareProfile
 from planners.model import BrokenFile, ModelId, ServedModel
-from planners.placement import plan_launch
-from planners.plan import InstanceId, LaunchPlan, Shortfall
+from planners.other_machine import engines_there
+from planners.outlook import Outlook, Surroundings, outlook
+from planners.plan import InstanceId, LaunchPlan
 from planners.reconcile import Action, Refuse, Restart, Start, Stop, reconcile, taken
 from planners.settings import FleetSettings, PlacementRules
 from planners.view import Observed, View
@@ -26,7 +27,7 @@ from supervisor.errors import SupervisorError
 from supervisor.instance import Instance, Shop
 from supervisor.journal import Journal
 from supervisor.lease import Lease, LeaseBook, ModelUnavailable, Usage, WaitTimedOut
-from supervisor.probe import HardwareProbe
+from supervisor.probe import HardwareProbe, HostUnread
 from supervisor.watch import DeviceWatch
 
 TICK_S = 1.0  # cadence of a look when nothing happens; what a lost event costs at most
@@ -187,21 +188,29 @@ class Fleet:
             instance.stop("retry was asked for", drain_s=0.0)
         return bool(failed)
 
-    async def plan(self, served: ServedModel) -> LaunchPlan | Shortfall:
-        """How the model would be launched beside what runs now, on fresh numbers."""
-        profile = await self._read_profile(max_age_s=FRESH_S)
-        if profile is None:
-            return Shortfall(served.model_id, {}, "the machine's memory cannot be read")
+    async def outlook(
+        self, served: ServedModel, *, elsewhere: HardwareProfile | None = None
+    ) -> Outlook:
+        """How the model would be launched beside what runs now, on fresh numbers.
+
+        With `elsewhere`: alone on that machine. Raises HostUnread.
+        """
+        here = self._desired.engines or ()
+        if elsewhere is not None:
+            engines = engines_there(elsewhere, here=here)
+            return outlook(served, elsewhere, Surroundings(engines, self._desired.rules, {}, {}))
+        profile = await self.profile()
         others = [seen for seen in self.running() if seen.model_id != served.model_id]
         ours = taken(profile, others)
-        return plan_launch(
-            served,
-            hardware=profile,
-            engines=self._desired.engines or (),
-            rules=self._desired.rules,
-            promised=ours.promised,
-            held=ours.held,
-        )
+        around = Surroundings(here, self._desired.rules, ours.promised, ours.held)
+        return outlook(served, profile, around)
+
+    async def profile(self) -> HardwareProfile:
+        """The machine on fresh numbers. Raises HostUnread."""
+        profile = await self._read_profile(max_age_s=FRESH_S)
+        if profile is None:
+            raise HostUnread("the daemon's log tells why")
+        return profile
 
     def log_lines(self, model_id: ModelId, n: int) -> tuple[str, ...]:
         """Up to `n` newest lines of the log of the model's child."""

@@ -14,7 +14,9 @@ from planners.backends import Engine, RejectedEngine
 from planners.exits import Cause, ExitKind
 from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile, Host
 from planners.model import BrokenFile, ModelId
+from planners.outlook import Outlook
 from planners.plan import DeviceBytes, InstanceId, LaunchPlan, Shortfall
+from planners.profile_json import RecordedProfile, encode_profile
 from planners.sizes import GIB, MIB
 from planners.view import InstanceState, Observed
 from proxy.admin import ReloadRefused, build_admin_app
@@ -33,6 +35,7 @@ from proxy.admin_values import (
 from proxy.errors import UnknownModel
 from proxy.server import serve
 from supervisor.lease import ModelUnavailable
+from tests.fakes.machines import FLAGS, model_info, served
 
 GPU = DeviceId("pci:0000:01:00.0")
 STARTED_AT = 1_800_000_000.0
@@ -136,6 +139,15 @@ HARDWARE = HardwareProfile(
 ENGINE = Engine(
     "0123456789ab", "vulkan", "/opt/llama/llama-server", "config", (), frozenset(), (), "b11434"
 )
+OUTLOOK = Outlook(
+    served=served(model_info(n_layer=40)),
+    answer=PLAN,
+    hardware=HARDWARE,
+    engine=replace(ENGINE, flags=FLAGS),
+    one_more_gib=("1 GiB more on host: 16384 rather than 8192 tokens of context",),
+)
+SHORTFALL = Shortfall(PLAN.model_id, {GPU: 3 * GIB}, "even 1 slot of 4096 tokens is too much")
+PROFILE = encode_profile(RecordedProfile("recorded by a test", HARDWARE))
 REJECTED = RejectedEngine("/usr/bin/llama-server", "path", "built for another CPU")
 DAEMON = DaemonReport(
     version="0.1.0",
@@ -202,13 +214,19 @@ class OneModelService:
         return MODELS
 
     async def plan(
-        self, name: str, *, context: int | None, parallel: int | None
-    ) -> LaunchPlan | Shortfall:
+        self,
+        name: str,
+        *,
+        context: int | None,
+        parallel: int | None,
+        hardware: HardwareProfile | None,
+    ) -> Outlook:
         self._known(name)
-        self.asked.append(("plan", name, context, parallel))
-        if self.fits:
-            return PLAN
-        return Shortfall(PLAN.model_id, {GPU: 3 * GIB}, "even 1 slot of 4096 tokens is too much")
+        self.asked.append(("plan", name, context, parallel, hardware))
+        return OUTLOOK if self.fits else replace(OUTLOOK, answer=SHORTFALL)
+
+    async def profile(self) -> str:
+        return PROFILE
 
     async def load(self, name: str) -> LoadReport:
         self._known(name)

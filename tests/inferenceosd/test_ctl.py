@@ -15,9 +15,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 from inferenceosd import __version__, report
-from inferenceosd.ctl import ANSWER_S, Door, main
+from inferenceosd.admin_client import ANSWER_S, Door
+from inferenceosd.ctl import main
+from planners.profile_json import decode_profile
 from proxy.admin_values import EventsReport, UnloadReport
-from tests.fakes.admin_service import EVENTS, MODELS, OneModelService, admin_socket
+from tests.fakes.admin_service import (
+    EVENTS,
+    MODELS,
+    PROFILE,
+    OneModelService,
+    admin_socket,
+)
 
 PROGRAM = Path(sys.executable).with_name("inferenceosctl")
 
@@ -71,7 +79,7 @@ def test_a_plan_is_asked_for_with_its_numbers(served: Path, service: OneModelSer
 
     assert result.exit_code == 0
     assert result.output.startswith("qwen: vulkan, context 4096 × 2")
-    assert service.asked == [("plan", "qwen", 4096, 2)]
+    assert service.asked == [("plan", "qwen", 4096, 2, None)]
 
 
 def test_a_plan_that_does_not_fit_is_shown_with_status_1(
@@ -297,3 +305,42 @@ def test_a_daemon_that_hangs_is_not_waited_for_long(capsys: pytest.CaptureFixtur
 
     assert "gave no answer within 0 s" in capsys.readouterr().err
     assert ANSWER_S <= 10
+
+
+PROFILES = Path(__file__).parents[1] / "fixtures" / "hardware" / "profiles"
+
+
+def test_a_plan_for_another_machine_goes_to_the_daemon_with_the_machine(
+    served: Path, service: OneModelService
+) -> None:
+    spark = PROFILES / "dgx-spark.json"
+
+    result = ctl(served, "plan", "qwen", "--hardware", str(spark))
+
+    assert result.exit_code == 0
+    assert service.asked == [
+        ("plan", "qwen", None, None, decode_profile(spark.read_text()).hardware)
+    ]
+
+
+@pytest.mark.parametrize("text", [b"{}", b"\xff\xfe", b"[" * 300_000])
+def test_a_file_that_is_no_recorded_machine_is_one_sentence(
+    served: Path, tmp_path: Path, text: bytes
+) -> None:
+    wrong = tmp_path / "machine.json"
+    wrong.write_bytes(text)
+
+    result = ctl(served, "plan", "qwen", "--hardware", str(wrong))
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"inferenceosctl: {wrong}: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_daemons_machine_is_shown_printed_and_recorded(served: Path, tmp_path: Path) -> None:
+    shown = ctl(served, "profile")
+    printed = ctl(served, "profile", "--json", "--record", str(tmp_path / "machine.json"))
+
+    assert shown.output.startswith("recorded by a test\n\nhost: AMD Ryzen 9 7950X, 8 cores")
+    assert printed.output == PROFILE
+    assert (tmp_path / "machine.json").read_text() == PROFILE

@@ -3,19 +3,15 @@
 from dataclasses import replace
 
 from inferenceosd import report
-from planners.sizes import GIB
 from proxy.admin_values import (
     EventsReport,
     LoadReport,
     LogReport,
     ModelsReport,
-    PlanReport,
     ReloadReport,
-    ShortfallReport,
     StatusReport,
     UnloadReport,
     instance_report,
-    plan_report,
 )
 from tests.fakes.admin_service import (
     DAEMON,
@@ -23,7 +19,6 @@ from tests.fakes.admin_service import (
     FOREVER,
     MODELS,
     NOW_S,
-    PLAN,
     READY,
     STARTED_AT,
     STATUS,
@@ -132,38 +127,6 @@ def test_no_models_says_where_to_put_them() -> None:
     text = report.models_text(ModelsReport((), ()))
 
     assert text == "no models; put GGUF files into a folder of models.dirs"
-
-
-def test_a_plan_shows_memory_by_device_and_why() -> None:
-    assert (
-        report.plan_text(plan_report(PLAN))
-        == """\
-qwen: vulkan, context 4096 × 2, 29 layers on devices
-
-DEVICE            LAYERS    WEIGHTS         KV    COMPUTE      OTHER      TOTAL
-pci:0000:01:00.0      29    4.0 GiB  512.0 MiB  256.0 MiB  128.0 MiB    4.9 GiB
-host                   -  300.0 MiB        0 B   20.0 MiB        0 B  320.0 MiB
-
-batch 2048/512, 8 threads, KV cache f16/f16, flash attention on
-
-- all 29 layers fit Vulkan0: 4.9 GiB of 22.0 GiB"""
-    )
-
-
-def test_a_plan_without_devices_runs_on_the_processor() -> None:
-    plan = replace(PLAN, devices=(), n_gpu_layers=0)
-
-    assert report.plan_text(plan_report(plan)).startswith(
-        "qwen: vulkan, context 4096 × 2, on the processor\n"
-    )
-
-
-def test_a_shortfall_says_what_is_missing_where() -> None:
-    shortfall = ShortfallReport("qwen", {"pci:0000:01:00.0": 3 * GIB}, "one slot is too much")
-
-    assert report.plan_text(PlanReport(None, shortfall)) == (
-        "qwen does not fit: one slot is too much (3.0 GiB on pci:0000:01:00.0 missing)"
-    )
 
 
 def test_events_are_one_line_each() -> None:

@@ -8,8 +8,17 @@ import msgspec
 import pytest
 
 from proxy.admin import MAX_BODY_BYTES
-from proxy.admin_values import EventsReport, ModelsReport, PlanReport, StatusReport
-from tests.fakes.admin_service import EVENTS, MODELS, PLAN, STATUS, OneModelService, admin_socket
+from proxy.admin_plan import PlanReport
+from proxy.admin_values import EventsReport, ModelsReport, StatusReport
+from tests.fakes.admin_service import (
+    EVENTS,
+    MODELS,
+    PLAN,
+    PROFILE,
+    STATUS,
+    OneModelService,
+    admin_socket,
+)
 
 
 @pytest.fixture
@@ -56,7 +65,7 @@ def test_numbers_reach_the_service(client: httpx.Client, service: OneModelServic
     client.post("/plan", json={"model": "qwen", "context": 4096, "parallel": 2})
     client.get("/events", params={"model": "qwen", "since_s": 3600, "limit": 1})
 
-    assert service.asked == [("plan", "qwen", 4096, 2), ("events", "qwen", 3600, 1)]
+    assert service.asked == [("plan", "qwen", 4096, 2, None), ("events", "qwen", 3600, 1)]
 
 
 def test_what_does_not_fit_is_an_answer_and_no_error(
@@ -185,3 +194,14 @@ def test_who_asks_for_a_broken_file_is_told_why(client: httpx.Client, path: str)
         400,
         "model 'LFS' cannot be used: a git-lfs pointer, not a model: run git lfs pull",
     )
+
+
+def test_a_machine_that_is_no_profile_is_refused_with_what_is_wrong(client: httpx.Client) -> None:
+    reply = client.post("/plan", json={"model": "qwen", "hardware": '{"version": 7}'})
+
+    assert reply.status_code == 400
+    assert "no hardware profile: format must be" in reply.json()["error"]
+
+
+def test_the_machine_is_told_as_it_would_be_recorded(client: httpx.Client) -> None:
+    assert client.get("/profile").text == PROFILE

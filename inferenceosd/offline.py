@@ -1,0 +1,95 @@
+"""What `inferenceosctl` answers without a daemon: a file's plan, this machine's hardware.
+
+Uses the same settings, engines and planners as the daemon would here.
+"""
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from inferenceosd.config import Config, Options, read_config
+from inferenceosd.recording import recorded_now
+from planners.backends import Engine
+from planners.errors import PlanError
+from planners.gguf import GgufError
+from planners.hardware import HardwareProfile
+from planners.model import BrokenFile, ModelId, ServedModel
+from planners.other_machine import engines_there
+from planners.outlook import Surroundings, outlook
+from planners.profile_json import decode_profile
+from proxy.admin_plan import PlanReport, plan_report
+from supervisor.backends import find_engines
+from supervisor.gguf_files import file_at, read_model
+from supervisor.probe import HardwareProbe
+
+
+class CannotPlan(PlanError):
+    """The file is no model, or cannot be read."""
+
+
+def is_path(model: str) -> bool:
+    """True where a model is named by its file rather than by its name."""
+    return model.endswith(".gguf") and (os.sep in model or os.path.isfile(model))
+
+
+def plan_file(
+    path: str, *, context: int | None, parallel: int | None, hardware: str | None
+) -> PlanReport:
+    """How the file would be launched here, or on a recorded machine; nothing else running.
+
+    Raises ConfigError, PlanError, SupervisorError.
+    """
+    config = read_config(Options())
+    served = _served(path, config, context=context, parallel=parallel)
+    engines = asyncio.run(_engines(config))
+    if hardware is not None:
+        machine = decode_profile(hardware).hardware
+        engines = engines_there(machine, here=engines)
+    else:
+        machine = asyncio.run(_profile(config, engines))
+    return plan_report(outlook(served, machine, Surroundings(engines, config.placement, {}, {})))
+
+
+def profile_here() -> str:
+    """This machine as JSON. Raises ConfigError, SupervisorError."""
+    config = read_config(Options())
+    engines = asyncio.run(_engines(config))
+    return recorded_now(asyncio.run(_profile(config, engines)))
+
+
+async def _engines(config: Config) -> tuple[Engine, ...]:
+    engines, _ = await find_engines(configured=config.backends, state_dir=Path(config.state_dir))
+    return engines
+
+
+async def _profile(config: Config, engines: tuple[Engine, ...]) -> HardwareProfile:
+    probe = HardwareProbe(engines, config.placement, folders=config.model_dirs)
+    return await probe.profile()
+
+
+def _served(path: str, config: Config, *, context: int | None, parallel: int | None) -> ServedModel:
+    name = os.path.basename(path).removesuffix(".gguf")
+    file = file_at(os.path.abspath(path), name=name)
+    if isinstance(file, BrokenFile):
+        raise CannotPlan(f"{path}: {file.reason}")
+    try:
+        info = read_model(file)
+    except (GgufError, OSError) as exc:
+        raise CannotPlan(f"{path}: {exc}") from exc
+    defaults = config.model_defaults
+    settings = replace(
+        defaults,
+        context=context or defaults.context,
+        parallel=parallel or defaults.parallel,
+    )
+    return ServedModel(
+        model_id=ModelId(name),
+        aliases=(),
+        path=file.path,
+        info=info,
+        settings=settings,
+        size_bytes=file.size_bytes,
+        modified_at=file.modified_ns / 1e9,
+        file_key=file.key,
+    )

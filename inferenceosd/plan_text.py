@@ -1,0 +1,92 @@
+"""What `inferenceosctl plan` prints for people: how a model would be launched, and why. Pure."""
+
+import shlex
+
+from inferenceosd.tables import table
+from planners.plan import LaunchPlan
+from planners.sizes import format_size
+from proxy.admin_plan import PlaceReport, PlanReport, ShortfallReport
+
+NOTHING = "-"
+UNKNOWN = "?"
+
+
+def plan_text(report: PlanReport) -> str:
+    """The plan by place, its speed, its flags, and why; or why there is none."""
+    if report.plan is None:
+        said = _shortfall(report.shortfall) if report.shortfall else "no answer"
+        return _sections(said, _listed("one more GiB", report.one_more_gib))
+    plan = report.plan
+    return _sections(
+        _head(plan),
+        _places(report.places),
+        report.layers,
+        _numbers(plan),
+        f"flags: {shlex.join(report.argv)}" if report.argv else "",
+        _listed("why", [reason for reason in plan.reasons if not _is_told(reason, report)]),
+        _listed("not used", [f"{each.name}: {each.reason}" for each in report.unused]),
+        _listed("one more GiB", report.one_more_gib),
+    )
+
+
+def _sections(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part)
+
+
+def _head(plan: LaunchPlan) -> str:
+    where = f"{plan.n_gpu_layers} layers on devices" if plan.devices else "on the processor"
+    return f"{plan.model_id}: {plan.backend}, context {plan.context} × {plan.n_parallel}, {where}"
+
+
+def _places(places: tuple[PlaceReport, ...]) -> str:
+    rows = [
+        (
+            place.device,
+            place.name,
+            NOTHING if place.layers is None else str(place.layers),
+            format_size(place.weights_bytes),
+            format_size(place.kv_bytes),
+            format_size(place.compute_bytes),
+            format_size(place.other_bytes),
+            format_size(place.total_bytes),
+            _size(place.free_bytes),
+            _size(place.left_bytes),
+        )
+        for place in places
+    ]
+    numbers = ("LAYERS", "WEIGHTS", "KV", "COMPUTE", "OTHER", "TOTAL", "FREE", "LEFT")
+    return table(("DEVICE", "NAME", *numbers), rows, right=" ".join(numbers))
+
+
+def _numbers(plan: LaunchPlan) -> str:
+    prompt = _rate(plan.predicted_prompt_tokens_per_s)
+    decode = _rate(plan.predicted_decode_tokens_per_s)
+    return (
+        f"predicted: {prompt} tokens/s of prompt, {decode} tokens/s of decode\n"
+        f"batch {plan.n_batch}/{plan.n_ubatch}, {plan.n_threads} threads,"
+        f" KV cache {plan.type_k}/{plan.type_v},"
+        f" flash attention {'on' if plan.flash_attn else 'off'}"
+    )
+
+
+def _is_told(reason: str, report: PlanReport) -> bool:
+    """True for a reason that stands under "not used" too."""
+    return any(reason == f"{each.name} is not used: {each.reason}" for each in report.unused)
+
+
+def _listed(title: str, lines: "list[str] | tuple[str, ...]") -> str:
+    return "\n".join([f"{title}:", *(f"- {line}" for line in lines)]) if lines else ""
+
+
+def _shortfall(shortfall: ShortfallReport) -> str:
+    missing = ", ".join(f"{format_size(n)} on {d}" for d, n in shortfall.missing_bytes.items())
+    lacks = f" ({missing} missing)" if missing else ""
+    return f"{shortfall.model} does not fit: {shortfall.reason}{lacks}"
+
+
+def _size(size_bytes: int | None) -> str:
+    return UNKNOWN if size_bytes is None else format_size(size_bytes)
+
+
+def _rate(tokens_per_s: float | None) -> str:
+    return UNKNOWN if tokens_per_s is None else f"{tokens_per_s:.3g}"

@@ -1,0 +1,147 @@
+"""What the admin door says of a plan: the plan itself, and what explains it to people."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planners.argv import child_argv
+from planners.errors import PlanError
+from planners.hardware import HOST, HardwareProfile
+from planners.layer_map import layer_map
+from planners.outlook import Outlook
+from planners.plan import DeviceBytes, LaunchPlan, Shortfall
+
+SOCKET, FOLDER = "SOCKET", "FOLDER"  # where a flag's value is drawn anew at each launch
+
+
+@dataclass(frozen=True, slots=True)
+class ShortfallReport:
+    """Why a model does not fit."""
+
+    model: str
+    missing_bytes: Mapping[str, int]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceReport:
+    """What a plan takes on one device, or on the host, and what it leaves."""
+
+    device: str
+    name: str
+    layers: int | None
+    """Output layer included; None for the host, which has what devices leave."""
+    weights_bytes: int
+    kv_bytes: int
+    compute_bytes: int
+    other_bytes: int
+    """What no buffer shows: the driver's context, the process, a full prompt cache."""
+    total_bytes: int
+    upper_bytes: int
+    """What placement made room for."""
+    free_bytes: int | None
+    left_bytes: int | None
+    """Of what is free, once it is loaded; devices that share the host's memory counted there."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnusedReport:
+    """A device that the plan leaves alone."""
+
+    device: str
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """How a model would be launched; of `plan` and `shortfall` exactly one is there."""
+
+    plan: LaunchPlan | None
+    shortfall: ShortfallReport | None
+    places: tuple[PlaceReport, ...] = ()
+    layers: str = ""
+    """Such as "layers 0–11 host, 12–29 Vulkan0, output Vulkan0"."""
+    argv: tuple[str, ...] = ()
+    """The command line; () where the engine lacks an option that the plan needs."""
+    unused: tuple[UnusedReport, ...] = ()
+    one_more_gib: tuple[str, ...] = ()
+    """What one more GiB would bring, a sentence per place where it brings something."""
+
+
+def plan_report(outlook: Outlook) -> PlanReport:
+    """The planner's answer, explained."""
+    match outlook.answer:
+        case LaunchPlan() as plan:
+            return PlanReport(
+                plan=plan,
+                shortfall=None,
+                places=tuple(_place(part, plan, outlook.hardware) for part in plan.predicted),
+                layers=layer_map(plan, n_layer=outlook.served.info.n_layer),
+                argv=_argv(plan, outlook),
+                unused=tuple(_unused(plan, outlook.hardware)),
+                one_more_gib=outlook.one_more_gib,
+            )
+        case Shortfall() as lack:
+            missing = {str(device): n for device, n in lack.missing_bytes.items()}
+            return PlanReport(
+                plan=None,
+                shortfall=ShortfallReport(lack.model_id, missing, lack.reason),
+                one_more_gib=outlook.one_more_gib,
+            )
+
+
+def _place(part: DeviceBytes, plan: LaunchPlan, hardware: HardwareProfile) -> PlaceReport:
+    free = _free_bytes(part, hardware)
+    taken = part.total_bytes
+    if part.device_id == HOST:
+        sharing = {device.device_id for device in hardware.devices if device.shares_host}
+        taken += sum(p.total_bytes for p in plan.predicted if p.device_id in sharing)
+    layers = {device_id: count for device_id, _, count in plan.devices}
+    return PlaceReport(
+        device=part.device_id,
+        name=_name(part, hardware),
+        layers=layers.get(part.device_id),
+        weights_bytes=part.weights_bytes,
+        kv_bytes=part.kv_bytes,
+        compute_bytes=part.compute_bytes,
+        other_bytes=part.overhead_bytes,
+        total_bytes=part.total_bytes,
+        upper_bytes=part.upper_bytes,
+        free_bytes=free,
+        left_bytes=None if free is None else free - taken,
+    )
+
+
+def _name(part: DeviceBytes, hardware: HardwareProfile) -> str:
+    names = {device.device_id: device.name for device in hardware.devices}
+    return names.get(part.device_id, hardware.host.cpu_name)
+
+
+def _free_bytes(part: DeviceBytes, hardware: HardwareProfile) -> int | None:
+    if part.device_id == HOST:
+        return hardware.host.available_bytes
+    frees = {device.device_id: device.free_bytes for device in hardware.devices}
+    return frees.get(part.device_id)
+
+
+def _unused(plan: LaunchPlan, hardware: HardwareProfile) -> list[UnusedReport]:
+    """Every device without a layer; the reason is the planner's where it gave one."""
+    used = {device_id for device_id, _, _ in plan.devices}
+    found = []
+    for device in hardware.devices:
+        if device.device_id in used:
+            continue
+        prefix = f"{device.name} is not used: "
+        told = (r.removeprefix(prefix) for r in plan.reasons if r.startswith(prefix))
+        reason = next(told, "the model fits without it" if plan.devices else "no layer fits on it")
+        found.append(UnusedReport(device.device_id, device.name, reason))
+    return found
+
+
+def _argv(plan: LaunchPlan, outlook: Outlook) -> tuple[str, ...]:
+    if outlook.engine is None:
+        return ()
+    try:
+        return child_argv(plan, engine=outlook.engine, socket_path=SOCKET, slot_dir=FOLDER)
+    except PlanError:
+        return ()

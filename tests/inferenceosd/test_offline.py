@@ -1,0 +1,72 @@
+"""inferenceosctl without a daemon: a real file, recorded machines, this machine."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from inferenceosd.ctl import main
+from planners.profile_json import decode_profile
+from supervisor.tinymodel import tiny_model
+
+PROFILES = Path(__file__).parents[1] / "fixtures" / "hardware" / "profiles"
+pytestmark = pytest.mark.llama  # engines are looked for, and the quickstart's is found
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(tiny_model())
+    return path
+
+
+@pytest.fixture
+def ctl(tmp_path: Path) -> CliRunner:
+    config = tmp_path / "config.toml"
+    config.write_text(f'[state]\ndir = "{tmp_path}/state"\n[models]\ndirs = ["{tmp_path}"]\n')
+    return CliRunner(env={"INFERENCEOSD_CONFIG": str(config), "PATH": "/usr/bin:/bin"})
+
+
+def run(ctl: CliRunner, *arguments: object) -> Result:
+    return ctl.invoke(main, ["--socket", "/nonexistent", *map(str, arguments)])
+
+
+def test_a_file_is_planned_for_this_machine(ctl: CliRunner, model: Path) -> None:
+    result = run(ctl, "plan", model, "--context", 512)
+
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("tiny: ")
+    assert f"--model {model}" in result.output
+
+
+def test_a_file_is_planned_for_another_machine(ctl: CliRunner, model: Path) -> None:
+    laptop = PROFILES / "laptop-nvidia-intel.json"
+
+    result = run(ctl, "plan", model, "--hardware", laptop, "--json")
+
+    report = json.loads(result.output)
+    assert report["plan"]["devices"][0][1] == "CUDA0"
+    assert report["argv"][0] == "llama-server"
+    assert [each["name"] for each in report["unused"]] == ["Intel(R) Iris(R) Xe Graphics (RPL-P)"]
+
+
+def test_a_file_that_is_no_model_is_one_sentence(ctl: CliRunner, tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"no model at all")
+
+    bad, missing = (run(ctl, "plan", tmp_path / f"{name}.gguf") for name in ("bad", "missing"))
+
+    assert (bad.exit_code, missing.exit_code) == (1, 1)
+    assert bad.stderr.startswith(f"inferenceosctl: {tmp_path}/bad.gguf: ")
+    assert missing.stderr == (
+        f"inferenceosctl: {tmp_path}/missing.gguf: no such file or directory\n"
+    )
+
+
+def test_this_machine_is_profiled_and_recorded(ctl: CliRunner, tmp_path: Path) -> None:
+    result = run(ctl, "profile", "--record", tmp_path / "here.json")
+
+    assert result.exit_code == 0, result.output
+    recorded = decode_profile((tmp_path / "here.json").read_text())
+    assert recorded.hardware.host.cpu_name in result.output
+    assert recorded.hardware.host.total_bytes > 0

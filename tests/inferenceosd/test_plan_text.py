@@ -1,0 +1,89 @@
+"""inferenceosd.plan_text: what people read, to the letter."""
+
+from dataclasses import replace
+
+from inferenceosd.plan_text import plan_text
+from planners.sizes import GIB
+from proxy.admin_plan import PlanReport, ShortfallReport, plan_report
+from tests.fakes.admin_service import ENGINE, GPU, HARDWARE, OUTLOOK, PLAN, SHORTFALL
+
+PLAN_TEXT = """\
+qwen: vulkan, context 4096 × 2, 29 layers on devices
+
+DEVICE            NAME                     LAYERS    WEIGHTS         KV    COMPUTE      OTHER      TOTAL      FREE      LEFT
+pci:0000:01:00.0  NVIDIA GeForce RTX 4090      29    4.0 GiB  512.0 MiB  256.0 MiB  128.0 MiB    4.9 GiB  19.0 GiB  14.1 GiB
+host              AMD Ryzen 9 7950X             -  300.0 MiB        0 B   20.0 MiB        0 B  320.0 MiB  48.0 GiB  47.7 GiB
+
+layers 0–11 host, 12–39 Vulkan0, output Vulkan0
+
+predicted: ? tokens/s of prompt, ? tokens/s of decode
+batch 2048/512, 8 threads, KV cache f16/f16, flash attention on
+
+flags: /opt/llama/llama-server --model /models/qwen.gguf --alias qwen --host SOCKET --slot-save-path FOLDER --sse-ping-interval 2 --verbosity 4 --no-ui --offline --jinja --ctx-size 8192 --parallel 2 --no-kv-unified --batch-size 2048 --ubatch-size 512 --threads 8 --cache-ram 0 --ctx-checkpoints 0 --fit off --device Vulkan0 --n-gpu-layers 29 --flash-attn on --cache-type-k f16 --cache-type-v f16
+
+why:
+- all 29 layers fit Vulkan0: 4.9 GiB of 22.0 GiB
+
+not used:
+- llvmpipe: the model fits without it
+
+one more GiB:
+- 1 GiB more on host: 16384 rather than 8192 tokens of context"""  # noqa: E501  # as printed
+
+
+def test_a_plan_shows_memory_layers_speed_flags_and_why() -> None:
+    assert plan_text(plan_report(OUTLOOK)) == PLAN_TEXT
+
+
+def test_predicted_speed_is_shown_where_it_was_predicted() -> None:
+    plan = replace(PLAN, predicted_prompt_tokens_per_s=1234.5, predicted_decode_tokens_per_s=43.21)
+
+    text = plan_text(plan_report(replace(OUTLOOK, answer=plan)))
+
+    assert "predicted: 1.23e+03 tokens/s of prompt, 43.2 tokens/s of decode" in text
+
+
+def test_a_reason_that_is_a_devices_own_stands_under_that_device_alone() -> None:
+    reason = "llvmpipe is not used: it is the processor posing as a GPU"
+    plan = replace(PLAN, reasons=(reason,))
+
+    text = plan_text(plan_report(replace(OUTLOOK, answer=plan)))
+
+    assert text.count("it is the processor posing as a GPU") == 1
+    assert "\nwhy:" not in text
+    assert "not used:\n- llvmpipe: it is the processor posing as a GPU" in text
+
+
+def test_a_plan_without_devices_runs_on_the_processor() -> None:
+    plan = replace(PLAN, devices=(), n_gpu_layers=0)
+
+    text = plan_text(plan_report(replace(OUTLOOK, answer=plan)))
+
+    assert text.startswith("qwen: vulkan, context 4096 × 2, on the processor\n")
+    assert "layers 0–39 host, output host" in text
+
+
+def test_a_shared_pool_is_counted_at_the_host_too() -> None:
+    apu = replace(HARDWARE.devices[0], kind=type(HARDWARE.devices[0].kind).INTEGRATED)
+    hardware = replace(HARDWARE, devices=(apu,))
+
+    gpu, host = plan_report(replace(OUTLOOK, hardware=hardware)).places
+
+    assert host.left_bytes == 48 * GIB - host.total_bytes - gpu.total_bytes
+    assert (gpu.device, gpu.left_bytes) == (GPU, 19 * GIB - gpu.total_bytes)
+
+
+def test_an_engine_without_an_option_of_the_plan_has_no_command_line() -> None:
+    assert plan_report(replace(OUTLOOK, engine=ENGINE)).argv == ()
+    assert plan_report(replace(OUTLOOK, engine=None)).argv == ()
+
+
+def test_a_shortfall_says_what_is_missing_where_and_what_would_help() -> None:
+    assert plan_text(plan_report(replace(OUTLOOK, answer=SHORTFALL))) == (
+        "qwen does not fit: even 1 slot of 4096 tokens is too much"
+        " (3.0 GiB on pci:0000:01:00.0 missing)\n\n"
+        "one more GiB:\n"
+        "- 1 GiB more on host: 16384 rather than 8192 tokens of context"
+    )
+    bare = PlanReport(None, ShortfallReport("qwen", {}, "no llama-server runs here"))
+    assert plan_text(bare) == "qwen does not fit: no llama-server runs here"
