@@ -14,8 +14,11 @@ import msgspec
 
 from inferenceosd import __version__, offline, report
 from inferenceosd.admin_client import EXIT_FAILED, WORK_S, Answer, Door, Query, fail
+from inferenceosd.checkup import Told, facts_now
 from inferenceosd.config import Options, read_config
 from inferenceosd.config_error import ConfigError
+from inferenceosd.doctor import checks, has_failed
+from inferenceosd.doctor_text import doctor_text
 from inferenceosd.plan_text import plan_text
 from inferenceosd.platform_folders import runtime_folder, state_folder, this_platform
 from inferenceosd.profile_text import profile_text
@@ -226,6 +229,31 @@ def profile(door: Door, record: TextIO | None, as_json: bool) -> None:
     if record is not None:
         record.write(text)
     click.echo(text.rstrip() if as_json else profile_text(recorded))
+
+
+@main.command()
+@as_json_option
+@click.pass_obj
+def doctor(door: Door, as_json: bool) -> None:
+    """Check what is often wrong and say how to mend it.
+
+    Settings, port, engines, drivers, libraries, device files, devices, control groups, model
+    files, disks, sleep. Works with and without a running daemon; with one, by its eyes.
+
+    Exit status 1 where something failed.
+    """
+    told = None
+    if door.is_open():
+        status = door.get("/status", StatusReport).value
+        recorded = door.get("/profile", msgspec.Raw).sent.decode()
+        told = Told(status, decode_profile(recorded).hardware)
+    found = checks(facts_now(told, socket_path=door.socket_path))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode({"checks": found}), indent=2))
+    else:
+        click.echo(doctor_text(found))
+    if has_failed(found):
+        sys.exit(EXIT_FAILED)
 
 
 def _machine(file: TextIO) -> str:

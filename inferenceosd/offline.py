@@ -59,7 +59,9 @@ def profile_here() -> str:
 
 
 async def _engines(config: Config) -> tuple[Engine, ...]:
-    engines, _ = await find_engines(configured=config.backends, state_dir=Path(config.state_dir))
+    engines, _ = await find_engines(
+        configured=config.backends, state_dir=Path(config.state_dir), remember=False
+    )
     return engines
 
 

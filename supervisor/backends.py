@@ -56,17 +56,20 @@ async def find_engines(
     search_path: str | None = None,
     quickstart: bool = True,
     limits: TrialLimits | None = None,
+    remember: bool = True,
 ) -> tuple[tuple[Engine, ...], tuple[RejectedEngine, ...]]:
     """Every engine that decodes here, in the order of the sources, and every one that does not.
 
     `search_path` stands for PATH where it is given. Verdicts are remembered in
-    `state_dir`/engines.json; devices are asked anew each time.
+    `state_dir`/engines.json, but not where `remember` is off, which writes nothing; devices are
+    asked anew each time.
     """
     kinds = _candidates(configured, state_dir, search_path, quickstart=quickstart)
     trials = _Trials(state_dir, limits or TrialLimits())
     async with asyncio.TaskGroup() as tasks:
         found = [tasks.create_task(trials.first_that_runs(kind)) for kind in kinds]
-    trials.cache.save()
+    if remember:
+        trials.cache.save()
     engines = [engine for task in found if (engine := task.result()[0]) is not None]
     by_id = {engine.engine_id: engine for engine in reversed(engines)}  # of equal ones the first
     return (

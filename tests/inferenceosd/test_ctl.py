@@ -344,3 +344,13 @@ def test_the_daemons_machine_is_shown_printed_and_recorded(served: Path, tmp_pat
     assert shown.output.startswith("recorded by a test\n\nhost: AMD Ryzen 9 7950X, 8 cores")
     assert printed.output == PROFILE
     assert (tmp_path / "machine.json").read_text() == PROFILE
+
+
+def test_the_doctor_looks_by_the_daemons_eyes_where_one_runs(served: Path) -> None:
+    result = ctl(served, "doctor", "--json")
+
+    found = {check["name"]: check for check in json.loads(result.output)["checks"]}
+    assert found["port"]["sentence"] == "the daemon listens on 127.0.0.1:11434"
+    assert found["models"]["verdict"] == "fail"
+    assert "/models/lfs.gguf" in found["models"]["sentence"]
+    assert result.exit_code == 1

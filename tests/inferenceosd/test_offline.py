@@ -1,6 +1,7 @@
 """inferenceosctl without a daemon: a real file, recorded machines, this machine."""
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,36 @@ def test_this_machine_is_profiled_and_recorded(ctl: CliRunner, tmp_path: Path) -
     recorded = decode_profile((tmp_path / "here.json").read_text())
     assert recorded.hardware.host.cpu_name in result.output
     assert recorded.hardware.host.total_bytes > 0
+
+
+def test_the_doctor_looks_for_itself_and_leaves_no_trace(ctl: CliRunner, tmp_path: Path) -> None:
+    (tmp_path / "big-00001-of-00002.gguf").write_bytes(tiny_model())
+
+    result = run(ctl, "doctor")
+
+    assert result.exit_code == 1
+    assert "WARN  daemon         none answers on /nonexistent" in result.output
+    assert "part 2 of 2 is missing: big-00002-of-00002.gguf" in result.output
+    assert "pass  engine" in result.output
+    assert not (tmp_path / "state").exists()
+
+
+def test_the_doctor_names_who_has_the_port(ctl: CliRunner, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (tmp_path / "config.toml").open("a") as config:
+            config.write(f'[server]\nlisten = "127.0.0.1:{port}"\n')
+        result = run(ctl, "doctor")
+
+    assert f"FAIL  port           127.0.0.1:{port}" in result.output
+
+
+def test_the_doctor_says_which_line_of_the_configuration_is_wrong(
+    ctl: CliRunner, tmp_path: Path
+) -> None:
+    (tmp_path / "config.toml").write_text('[log]\nlevel = "loud"\n')
+
+    result = run(ctl, "doctor")
+
+    assert result.exit_code == 1
+    assert f"FAIL  configuration  {tmp_path}/config.toml:2: log.level" in result.output

@@ -1,0 +1,122 @@
+"""Gathers what inferenceosd.doctor judges, from the daemon where one answers, else by itself."""
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from inferenceosd import __version__
+from inferenceosd.config import Config, Options, read_config
+from inferenceosd.config_error import ConfigError
+from inferenceosd.doctor import Disk, Facts
+from inferenceosd.listening import CannotListen, listen_on
+from planners.argv import VISIBILITY
+from planners.hardware import HardwareProfile
+from proxy.admin_values import DaemonReport, StatusReport, status_report
+from supervisor.backends import find_engines
+from supervisor.catalogue import Catalogue
+from supervisor.devices.storage import free_bytes
+from supervisor.drivers import person_of, read_drivers
+from supervisor.errors import SupervisorError
+from supervisor.probe import HardwareProbe
+from supervisor.suspend import suspended_s
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a running daemon says."""
+
+    status: StatusReport
+    hardware: HardwareProfile
+
+
+def facts_now(told: Told | None, *, socket_path: str) -> Facts:
+    """Everything at this moment; takes seconds where no daemon answers and engines are tried."""
+    file = told.status.daemon.config_file if told else None
+    try:
+        config, mistake = read_config(Options(config=file)), None
+    except ConfigError as exc:
+        config, mistake = None, str(exc)
+    facts = Facts(
+        config_mistake=mistake,
+        socket_path=socket_path,
+        status=told.status if told else None,
+        is_running=told is not None,
+        version=__version__,
+        port_mistake=None,
+        hardware=told.hardware if told else None,
+        hardware_mistake=None,
+        drivers=read_drivers(person_of(told.status.daemon.pid if told else None)),
+        disks=_disks_of(told) if told else _disks(config) if config else (),
+        hiding=tuple(f"{name}={os.environ[name]}" for name in VISIBILITY if name in os.environ),
+        suspended_s=suspended_s(),
+        now=time.time(),
+    )
+    if told is not None or config is None:
+        return facts
+    return asyncio.run(_looked(replace(facts, port_mistake=_port_mistake(config)), config))
+
+
+async def _looked(facts: Facts, config: Config) -> Facts:
+    """`facts` with what a daemon would have told."""
+    engines, rejected = await find_engines(
+        configured=config.backends, state_dir=Path(config.state_dir), remember=False
+    )
+    probe = HardwareProbe(engines, config.placement, folders=config.model_dirs)
+    hardware, mistake = None, None
+    try:
+        hardware = await probe.profile()
+    except SupervisorError as exc:
+        mistake = str(exc)
+    catalogue = Catalogue(
+        dirs=config.model_dirs, rules=config.models, defaults=config.model_defaults
+    )
+    await catalogue.scan()
+    status = status_report(
+        _nobody(config),
+        instances=(),
+        hardware=hardware,
+        engines=engines,
+        rejected=rejected,
+        broken=catalogue.broken,
+        now_s=0.0,
+    )
+    return replace(facts, status=status, hardware=hardware, hardware_mistake=mistake)
+
+
+def _nobody(config: Config) -> DaemonReport:
+    """The daemon that does not run."""
+    return DaemonReport(
+        version=__version__,
+        pid=0,
+        started_at=0.0,
+        listen=str(config.listen),
+        config_file=config.file,
+        state_dir=config.state_dir,
+    )
+
+
+def _port_mistake(config: Config) -> str | None:
+    try:
+        for sock in listen_on(config.listen):
+            sock.close()
+    except CannotListen as exc:
+        return str(exc)
+    return None
+
+
+def _disks(config: Config) -> tuple[Disk, ...]:
+    state = Disk("state", config.state_dir, _free_bytes(config.state_dir))
+    return (state, *(Disk("models", path, _free_bytes(path)) for path in config.model_dirs))
+
+
+def _disks_of(told: Told) -> tuple[Disk, ...]:
+    """Where the daemon keeps things, which need not be where one started here would."""
+    state_dir = told.status.daemon.state_dir
+    models = (Disk("models", each.folder, each.free_bytes) for each in told.hardware.storage)
+    return (Disk("state", state_dir, _free_bytes(state_dir)), *models)
+
+
+def _free_bytes(folder: str) -> int | None:
+    return free_bytes(folder) if os.path.isdir(folder) else None
