@@ -33,15 +33,17 @@ class AmdSource:
 
     name = "amdgpu"
 
-    def __init__(self, root: Path = ROOT) -> None:
+    def __init__(self, root: Path = ROOT, *, asks_library: bool | None = None) -> None:
         self._root = root
+        # It knows this machine's cards alone, never those of a recorded tree.
+        self._asks_library = root == ROOT if asks_library is None else asks_library
 
     def read(self) -> Reading:
         """The cards in PCI order. Needs no library and no permission beyond reading /sys."""
         folders = sorted(_folders(self._root), key=_pci)
         if not folders:
             return Reading()
-        names, notes = _names() if self._root == ROOT else ({}, ())
+        names, notes = _names() if self._asks_library else ({}, ())
         return Reading(
             tuple(_card(folder, names.get(_pci(folder), ""), self._root) for folder in folders),
             notes,

@@ -1,4 +1,5 @@
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from planners.hardware import Device, DeviceKind
 from planners.sizes import GIB, MIB
@@ -188,3 +189,29 @@ def test_a_macs_gpu_is_one_device_for_sysctl_and_metal() -> None:
     assert list(devices) == ["metal:MTL0"]
     assert devices["metal:MTL0"].total_bytes == 48 * GIB
     assert devices["metal:MTL0"].free_bytes == 49000 * MIB
+
+
+def test_hip_numbers_amds_cards_by_its_own_variables() -> None:
+    def amdgpu(pci: str) -> Sighting:
+        return Sighting("amdgpu", "", DeviceKind.UNKNOWN, 24 * GIB, GIB, pci=pci)
+
+    hip = seen("hip", "ROCm0", "AMD Radeon RX 7900 XTX", total_mib=24560, free_mib=24000)
+
+    devices = joined(
+        [amdgpu("0000:03:00.0"), amdgpu("0000:0b:00.0")], [hip], env={"HIP_VISIBLE_DEVICES": "1"}
+    )
+
+    assert devices["pci:0000:03:00.0"].engine_names == ()
+    assert devices["pci:0000:0b:00.0"].engine_names == (("hip", "ROCm0"),)
+
+
+def test_a_card_has_the_bandwidth_its_driver_tells_else_its_data_sheets() -> None:
+    told = replace(nvml(RTX_4090, "0000:01:00.0"), bandwidth_bytes_per_s=1.0, link_bytes_per_s=2.0)
+    radeon = vulkan(0, "AMD Radeon RX 7900 XTX (RADV NAVI31)")
+
+    devices = joined([told], [radeon])
+
+    assert devices["pci:0000:01:00.0"].bandwidth_bytes_per_s == 1.0
+    assert devices["pci:0000:01:00.0"].link_bytes_per_s == 2.0
+    assert devices["vulkan:Vulkan0"].bandwidth_bytes_per_s == 960e9
+    assert devices["vulkan:Vulkan0"].link_bytes_per_s is None

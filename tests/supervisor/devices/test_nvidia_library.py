@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from planners.sizes import MIB
+from tests.fakes.c_libraries import built
 
 ROOT = Path(__file__).parents[3]
 SOURCE = ROOT / "tests" / "fakes" / "nvml" / "nvml.c"
@@ -41,14 +41,8 @@ print(profile.notes[0], profile.host.total_bytes > 0)
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a fresh libnvidia-ml.so.1."""
-    compiler = shutil.which("cc")
-    if compiler is None and not os.environ.get("CI"):
-        pytest.skip("no C compiler: the fake NVML cannot be built")
-    assert compiler is not None, "CI needs cc: apt install gcc libc6-dev"
     folder = tmp_path_factory.mktemp("nvml")
-    command = [compiler, "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", str(SOURCE)]
-    subprocess.run([*command, "-o", str(folder / "libnvidia-ml.so.1")], check=True, timeout=60)
-    return folder
+    return built(SOURCE, folder / "libnvidia-ml.so.1").parent
 
 
 @pytest.fixture
@@ -150,3 +144,23 @@ def test_a_driver_that_hangs_is_cut_and_the_program_ends(told: Callable[..., str
 
     assert said.strip() == "nvml: no answer within 0.3 s; its driver or disk may hang True"
     assert time.monotonic() - begun_s < 15  # a start of Python; the hang itself has no end
+
+
+def test_wsl_without_the_library_says_where_it_comes_from(tmp_path: Path) -> None:
+    (tmp_path / "proc/sys/kernel").mkdir(parents=True)
+    (tmp_path / "proc/sys/kernel/osrelease").write_text("6.6.87.2-microsoft-standard-WSL2\n")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/dxg").touch()
+
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(tmp_path)],
+        env={"PATH": os.defpath},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+
+    (note,) = json.loads(done.stdout)["notes"]
+    assert note.endswith("on WSL it comes with Windows' driver")
