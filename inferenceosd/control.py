@@ -84,6 +84,15 @@ class Control:
             await self._adopt_engines(self._config)
             self._apply(self._config)
 
+    async def retry_engines(self) -> None:
+        """For ever: try those that were refused again whenever a card came that none sees."""
+        appeared = self._parts.fleet.card_appeared
+        while True:
+            await appeared.wait()
+            appeared.clear()
+            if self._rejected:
+                await self.find_engines()
+
     # What the admin door asks for.
 
     def status(self) -> StatusReport:

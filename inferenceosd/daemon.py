@@ -207,6 +207,7 @@ class _Daemon:
                 tasks.create_task(self._reload_when_asked(control), name="reloads"),
                 tasks.create_task(self._pet_watchdog(), name="watchdog"),
                 tasks.create_task(control.find_engines(), name="engines"),
+                tasks.create_task(control.retry_engines(), name="engines of late cards"),
             ]
             running = tasks.create_task(fleet.run(), name="fleet")
             closing = asyncio.Event()

@@ -220,6 +220,11 @@ class Fleet:
         return ()
 
     @property
+    def card_appeared(self) -> asyncio.Event:
+        """Set when a card came that no engine sees; who answers it clears it."""
+        return self._watch.appeared
+
+    @property
     def resumed_at(self) -> float | None:
         """UTC seconds at which the machine last came back from sleep; None where it never did."""
         return self._watch.resumed_at

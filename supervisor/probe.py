@@ -93,7 +93,7 @@ class HardwareProbe:
         """Go on with these engines, of which new ones listed their devices just now, and rules."""
         known = {e.path: self._listings[e.path] for e in engines if e in self._engines}
         self._listings = {e.path: known.get(e.path) or self._heard(e.devices) for e in engines}
-        if self._engines != tuple(engines):
+        if {e.path for e in self._engines} != {e.path for e in engines}:
             self._seen = {}  # other engines see other devices
         self._engines, self._rules = tuple(engines), rules
 

@@ -4,6 +4,7 @@ Looks again after a suspend, after a child lost a device, when a new device has 
 every RELOOK_S while a wanted one is missing. Owns no reading of its own: the probe does.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable
 from time import monotonic, time
 
@@ -37,6 +38,8 @@ class DeviceWatch:
         self._must_look = False
         self._last: HardwareProfile | None = None
         self._unserved: frozenset[DeviceId] = frozenset()
+        self.appeared = asyncio.Event()
+        """Set when a card came that no engine sees: one that was refused may run now."""
         self.resumed_at: float | None = None
         """UTC seconds of the last resume that was noticed."""
 
@@ -83,6 +86,8 @@ class DeviceWatch:
         if last is not None:
             for device in _only_in(profile.devices, last.devices):
                 self._record("device.appeared", f"{device.name} ({device.device_id})")
+                if not device.engine_names:
+                    self.appeared.set()
             for device in _only_in(last.devices, profile.devices):
                 self._record("device.disappeared", f"{device.name} ({device.device_id})")
         was = () if last is None else last.absent

@@ -165,6 +165,7 @@ async def test_a_card_whose_driver_came_up_late_is_asked_of_the_engines_once(
     here.listing.write_text(LISTED)
     await here.watch.profile()
     assert here.watch.is_due()
+    assert here.watch.appeared.is_set()
     late = await here.watch.profile()
 
     assert late.devices[0].engine_names == (("cuda", "CUDA0"),)
