@@ -5,6 +5,7 @@ import shlex
 from inferenceosd.tables import table
 from planners.plan import LaunchPlan
 from planners.sizes import format_size
+from planners.speed import format_rate
 from proxy.admin_plan import PlaceReport, PlanReport, ShortfallReport
 
 NOTHING = "-"
@@ -89,4 +90,4 @@ def _size(size_bytes: int | None) -> str:
 
 
 def _rate(tokens_per_s: float | None) -> str:
-    return UNKNOWN if tokens_per_s is None else f"{tokens_per_s:.3g}"
+    return UNKNOWN if tokens_per_s is None else format_rate(tokens_per_s)

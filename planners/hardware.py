@@ -57,9 +57,16 @@ class Device:
     @property
     def shares_host(self) -> bool:
         """True where its bytes are the host's too, so that both must be counted from one pool."""
-        return self.kind is DeviceKind.SOFTWARE or (
-            self.kind is DeviceKind.INTEGRATED and not self.is_carved_out
+        return (
+            self.kind is DeviceKind.SOFTWARE
+            or (self.kind is DeviceKind.INTEGRATED and not self.is_carved_out)
+            or self.is_loopback
         )
+
+    @property
+    def is_loopback(self) -> bool:
+        """True for a ggml-rpc-server of this very machine, "rpc:127.0.0.1:50052"."""
+        return self.device_id.startswith(("rpc:127.", "rpc:localhost:", "rpc:[::1]:"))
 
     @property
     def pci(self) -> str | None:

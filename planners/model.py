@@ -22,6 +22,8 @@ class LayerKind(Enum):
     RECURRENT = "recurrent"  # a state of fixed size
     NONE = "none"  # nothing (an MLP-only layer, an encoder's layer)
 
+    __hash__ = object.__hash__  # enum's own is Python code, and layers are hashed by the hundred
+
 
 @dataclass(frozen=True, slots=True)
 class LayerInfo:

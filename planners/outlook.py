@@ -10,8 +10,7 @@ from planners.placement import plan_launch
 from planners.plan import LaunchPlan, Shortfall
 from planners.settings import PlacementRules
 from planners.sizes import GIB
-
-NOTICED = 1.02  # a prediction that is better by less is not worth a sentence
+from planners.speed import NOTICED, format_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +122,9 @@ def _gain(now: LaunchPlan | Shortfall, then: LaunchPlan | Shortfall) -> str:
         gains.append(f"the experts of {left} layers in host memory")
     decode = now.predicted_decode_tokens_per_s, then.predicted_decode_tokens_per_s
     if decode[0] and decode[1] and decode[1] > decode[0] * NOTICED:
-        gains.append(f"{decode[1]:.3g} rather than {decode[0]:.3g} tokens/s of decode")
+        gains.append(
+            f"{format_rate(decode[1])} rather than {format_rate(decode[0])} tokens/s of decode"
+        )
     return ", ".join(gains)
 
 

@@ -38,10 +38,15 @@ class PlacementRules:
     context: int | None
     """Context of a request where the model says nothing; None is automatic."""
     parallel: int | None
-    type_k: str
-    type_v: str
+    type_k: str | None
+    """None leaves it to placement: f16, and q8_0 where that keeps layers on devices."""
+    type_v: str | None
     backends: tuple[str, ...]
     """Backends in order of preference; empty leaves the order to planners.backends."""
+    allows_cpu_fallback: bool
+    """Whether a model that fits no device may run on the processor alone."""
+    rpc_servers: tuple[str, ...]
+    """HOST:PORT of every ggml-rpc-server whose devices may be used."""
 
 
 @dataclass(frozen=True, slots=True)

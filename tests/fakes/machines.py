@@ -17,6 +17,8 @@ RULES = PlacementRules(
     type_k="f16",
     type_v="f16",
     backends=(),
+    allows_cpu_fallback=True,
+    rpc_servers=(),
 )
 FLEET = FleetSettings(
     max_loaded=None,

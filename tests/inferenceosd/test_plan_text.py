@@ -40,7 +40,7 @@ def test_predicted_speed_is_shown_where_it_was_predicted() -> None:
 
     text = plan_text(plan_report(replace(OUTLOOK, answer=plan)))
 
-    assert "predicted: 1.23e+03 tokens/s of prompt, 43.2 tokens/s of decode" in text
+    assert "predicted: 1234 tokens/s of prompt, 43.2 tokens/s of decode" in text
 
 
 def test_a_reason_that_is_a_devices_own_stands_under_that_device_alone() -> None:

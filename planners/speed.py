@@ -1,0 +1,342 @@
+"""How fast a launch will be: tokens per second of prompt and of decode, before anything runs.
+
+Decode is bound by memory: a step reads every touched weight once and every slot's cache, device
+after device. A prompt is bound by arithmetic. Point estimates: with rates learned on the same
+device they were within a third of what other models measured, with the defaults they can be off
+by two; they rank placements, and promise nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from planners.compute import n_tokens
+from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile, Host
+from planners.kv_cache import F32_BYTES, LaunchShape, cache_type
+from planners.model import LayerInfo, LayerKind, ModelInfo
+
+# Of the peak that a data sheet names, this much reaches a decode. llama.cpp on an M1 Max: 44 to 58
+# percent by weight type (llama.cpp issue 27525).
+DECODE_SHARE = 0.55
+# A prompt's products run on matrix units where there are any, which the peak leaves out, and below
+# it elsewhere: about the peak itself. [choice]
+PROMPT_SHARE = 0.7
+
+# Without a data sheet: bytes/s of memory and operations/s by kind. [choice, middle of the field]
+_MEMORY_BYTES_PER_S = {DeviceKind.DISCRETE: 450e9, DeviceKind.UNKNOWN: 200e9}
+_FLOPS = {
+    DeviceKind.DISCRETE: 15e12,
+    DeviceKind.UNKNOWN: 4e12,
+    DeviceKind.INTEGRATED: 2e12,
+    DeviceKind.REMOTE: 4e12,
+}
+REMOTE_BYTES_PER_S = 200e9  # whatever serves there: as a device of unknown kind
+SOFTWARE_SHARE = 0.25  # llvmpipe decoded at a fourth of what its own processor did, measured
+
+# The processor. Measured, 135M Q4_1 to 1.2B Q4_0, one AVX-512 thread: 6 to 14 GB/s and
+# 27 to 57 GFLOPS.
+BYTES_PER_S_PER_THREAD = 12e9
+HOST_BYTES_PER_S = 40e9  # two channels of DDR5: more threads read no faster
+FLOPS_PER_THREAD = 32e9
+# Barriers of several threads, two dozen in a layer: 5 to 8 ms a step over 30 layers, measured.
+BARRIERS_S = 200e-6
+# Several tokens at once fill a processor's registers worse than a prompt does: 4 slots of a 135M
+# model decoded at six tenths of the prompt's rate, measured.
+SMALL_BATCH_SHARE = 0.6
+
+KERNELS_S = 30e-6  # a layer's launches: a dozen of some microseconds each [choice]
+HOP_S = 50e-6  # one graph split: a copy of the activations and a wait [choice]
+REMOTE_HOP_S = 1e-3  # out and back on a local network [choice]
+LOOPBACK_HOP_S = 150e-6
+PCIE_BYTES_PER_S = 12e9  # PCIe 3.0 x16 in practice, 4.0 x8 too
+REMOTE_LINK_BYTES_PER_S = 117e6  # gigabit Ethernet
+OP_OFFLOAD_BATCH = 32  # ggml's GGML_OP_OFFLOAD_MIN_BATCH
+STEP_S = 300e-6  # sampling, detokenizing, one server loop
+
+USED_TOKENS = 1024  # of a slot's context, at which a decode is predicted
+NOTICED = 1.02  # a prediction that is better by less is not worth a sentence
+PROMPT_WEIGHT = 0.1  # tokens of fresh prompt per token decoded: most are found in the cache
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """Rates observed on this machine, which outrank every table."""
+
+    bytes_per_s: Mapping[DeviceId, float]
+    flops: Mapping[DeviceId, float]
+
+
+_NONE: Mapping[DeviceId, float] = MappingProxyType({})
+NOTHING_LEARNED = Learned(_NONE, _NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What one device, or HOST, does in a second."""
+
+    bytes_per_s: float
+    """Weights and caches that a decode reads from its memory."""
+    flops: float
+    """Of a prompt's products."""
+    layer_s: float = 0.0
+    """What a layer costs however little it computes: launches, barriers."""
+    hop_s: float = 0.0
+    """What it costs a step to go there at all."""
+    link_bytes_per_s: float = PCIE_BYTES_PER_S
+
+
+Rates = Mapping[DeviceId, Rate]
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Tokens per second of one launch."""
+
+    prompt_tokens_per_s: float
+    decode_tokens_per_s: float
+    """Over all slots together, each of them busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one layer asks of the device it lies on."""
+
+    step_bytes: float
+    """Read by one decode step of all slots, routed experts left out."""
+    step_expert_bytes: float
+    token_flops: float
+    """Operations per token, routed experts left out."""
+    token_expert_flops: float
+    whole_bytes: int
+    """Read by a prompt's ubatch, which touches every expert."""
+    whole_expert_bytes: int
+
+
+def format_rate(tokens_per_s: float) -> str:
+    """As people read it, without an exponent: "9.91", "97", "1125"."""
+    return f"{tokens_per_s:.3g}" if tokens_per_s < 1000 else f"{tokens_per_s:.0f}"
+
+
+def rates(
+    hardware: HardwareProfile, *, n_threads: int, learned: Learned = NOTHING_LEARNED
+) -> Rates:
+    """The rate of HOST and of every device: learned, else by data sheet, else by kind."""
+    host = _host_rate(hardware.host, n_threads=n_threads)
+    found = {HOST: host, **{d.device_id: _rate(d, host) for d in hardware.devices}}
+    return {
+        device_id: replace(
+            rate,
+            bytes_per_s=learned.bytes_per_s.get(device_id, rate.bytes_per_s),
+            flops=learned.flops.get(device_id, rate.flops),
+        )
+        for device_id, rate in found.items()
+    }
+
+
+def _host_rate(host: Host, *, n_threads: int) -> Rate:
+    most = HOST_BYTES_PER_S
+    if host.bandwidth_bytes_per_s is not None:
+        most = host.bandwidth_bytes_per_s * DECODE_SHARE
+    return Rate(
+        bytes_per_s=min(n_threads * BYTES_PER_S_PER_THREAD, most),
+        flops=n_threads * FLOPS_PER_THREAD,
+        layer_s=BARRIERS_S if n_threads > 1 else 0.0,
+    )
+
+
+def _rate(device: Device, host: Rate) -> Rate:
+    flops = _FLOPS.get(device.kind, host.flops * SOFTWARE_SHARE)
+    if device.compute_flops is not None:
+        flops = device.compute_flops * PROMPT_SHARE
+    link = device.link_bytes_per_s or PCIE_BYTES_PER_S
+    if device.kind is DeviceKind.REMOTE:
+        if device.is_loopback:  # this very processor
+            return replace(host, hop_s=LOOPBACK_HOP_S)
+        link = device.link_bytes_per_s or REMOTE_LINK_BYTES_PER_S
+        return Rate(_memory(device, host), flops, KERNELS_S, REMOTE_HOP_S, link)
+    return Rate(_memory(device, host), flops, KERNELS_S, HOP_S, link)
+
+
+def _memory(device: Device, host: Rate) -> float:
+    """Bytes/s that a decode reads on a device."""
+    if device.bandwidth_bytes_per_s is not None:
+        return device.bandwidth_bytes_per_s * DECODE_SHARE
+    if device.kind is DeviceKind.INTEGRATED:
+        return host.bytes_per_s  # the same memory by the same bus
+    if device.kind is DeviceKind.SOFTWARE:
+        return host.bytes_per_s * SOFTWARE_SHARE
+    if device.kind is DeviceKind.REMOTE:
+        return REMOTE_BYTES_PER_S
+    return _MEMORY_BYTES_PER_S[device.kind] * DECODE_SHARE
+
+
+def loads(
+    model: ModelInfo, shape: LaunchShape, *, used_tokens: int = USED_TOKENS
+) -> tuple[Load, ...]:
+    """What each layer asks, the output layer last."""
+    used = min(used_tokens, shape.n_ctx_seq)
+    per_byte = _params_per_byte(model)
+    share = _touched(model, shape.n_parallel)
+    known: dict[LayerInfo, Load] = {}  # few kinds of layer make up a model
+    found = []
+    for layer in model.layers:
+        if layer not in known:
+            known[layer] = _load(model, layer, shape, used=used, share=share, per_byte=per_byte)
+        found.append(known[layer])
+    output = model.output_bytes
+    found.append(Load(output, 0.0, 2 * per_byte * output, 0.0, output, 0))
+    return tuple(found)
+
+
+def _load(
+    model: ModelInfo,
+    layer: LayerInfo,
+    shape: LaunchShape,
+    *,
+    used: int,
+    share: float,
+    per_byte: float,
+) -> Load:
+    experts, dense = layer.expert_bytes, layer.weight_bytes - layer.expert_bytes
+    kept = _token_bytes(layer, shape) * _depth(model, layer, used)
+    state = 2 * F32_BYTES * layer.state_width  # read and written
+    one = model.n_expert_used / model.n_expert if model.n_expert else 1.0
+    attention = 4 * layer.q_width * _depth(model, layer, used)
+    return Load(
+        step_bytes=dense + shape.n_parallel * (kept + state),
+        step_expert_bytes=experts * share,
+        token_flops=2 * per_byte * dense + attention,
+        token_expert_flops=2 * per_byte * experts * one,
+        whole_bytes=dense,
+        whole_expert_bytes=experts,
+    )
+
+
+def _params_per_byte(model: ModelInfo) -> float:
+    """Weights per byte, as if every tensor had the same type."""
+    n_bytes = sum(layer.weight_bytes for layer in model.layers)
+    n_bytes += model.input_bytes + model.output_bytes - model.tied_bytes
+    return model.n_params / max(n_bytes, 1)
+
+
+def _touched(model: ModelInfo, n_parallel: int) -> float:
+    """The share of the routed experts that a step of all slots reads; each slot draws its own."""
+    if not model.n_expert:
+        return 1.0
+    idle = max(0.0, 1 - model.n_expert_used / model.n_expert)
+    return float(1 - idle**n_parallel)
+
+
+def _depth(model: ModelInfo, layer: LayerInfo, used: int) -> int:
+    if layer.kind is LayerKind.SWA:
+        return min(used, model.sliding_window)
+    return used if layer.kind is LayerKind.FULL else 0
+
+
+def _token_bytes(layer: LayerInfo, shape: LaunchShape) -> int:
+    """KV cache of one token in one layer."""
+    k, v = cache_type(shape.type_k), cache_type(shape.type_v)
+    return k.row_bytes(layer.k_width) + v.row_bytes(layer.v_width)
+
+
+def step_s(load: Load, rate: Rate, *, n_parallel: int, has_experts: bool = True) -> float:
+    """Seconds that one layer adds to one decode step of all slots.
+
+    The first slot's arithmetic hides behind the reads; each further one adds its own.
+    """
+    read, flops = load.step_bytes, load.token_flops
+    if has_experts:
+        read += load.step_expert_bytes
+        flops += load.token_expert_flops
+    further = (n_parallel - 1) * flops / (rate.flops * SMALL_BATCH_SHARE)
+    return read / rate.bytes_per_s + further + rate.layer_s
+
+
+def experts_s(load: Load, host: Rate, device: Rate, *, n_parallel: int) -> float:
+    """Seconds of a decode step for one layer whose experts lie on the host: there and back."""
+    extra = (n_parallel - 1) * load.token_expert_flops / (host.flops * SMALL_BATCH_SHARE)
+    return load.step_expert_bytes / host.bytes_per_s + extra + 2 * device.hop_s
+
+
+def prompt_s(load: Load, rate: Rate, *, n_ubatch: int, has_experts: bool = True) -> float:
+    """Seconds that one layer adds to each token of a long prompt."""
+    read, flops = load.whole_bytes, load.token_flops
+    if has_experts:
+        read += load.whole_expert_bytes
+        flops += load.token_expert_flops
+    return max(flops / rate.flops, read / rate.bytes_per_s / n_ubatch)
+
+
+def _borrowed_s(
+    n_bytes: int, flops: float, host: Rate, borrower: Rate | None, *, n_ubatch: int
+) -> float:
+    """Seconds per prompt token for weights on the host: computed there, or on a device by loan.
+
+    Batches of 32 and more copy them to the device (ggml-backend.cpp, op offload).
+    """
+    there = max(flops / host.flops, n_bytes / host.bytes_per_s / n_ubatch)
+    if borrower is None or n_ubatch < OP_OFFLOAD_BATCH:
+        return there
+    return min(there, n_bytes / borrower.link_bytes_per_s / n_ubatch + flops / borrower.flops)
+
+
+def speed(
+    model: ModelInfo, shape: LaunchShape, *, rates: Rates, used_tokens: int = USED_TOKENS
+) -> Speed:
+    """Predicted tokens/s of `shape`, its slots all busy, `used_tokens` deep in their contexts."""
+    asked = loads(model, shape, used_tokens=used_tokens)
+    owners = _owners(model, shape)
+    host, n_ubatch = rates[HOST], n_tokens(shape)
+    borrower = rates[owners[-1]] if shape.split else None
+    token_s, total_s = 0.0, STEP_S + _hops_s(model, shape, rates)
+    for i, (load, owner) in enumerate(zip(asked, owners, strict=True)):
+        device = None if owner == HOST else rates[owner]
+        is_lean = i < shape.n_cpu_moe and device is not None
+        total_s += step_s(
+            load, device or host, n_parallel=shape.n_parallel, has_experts=not is_lean
+        )
+        if device is not None and is_lean:
+            total_s += experts_s(load, host, device, n_parallel=shape.n_parallel)
+        token_s += layer_prompt_s(load, device, host, borrower, n_ubatch=n_ubatch, is_lean=is_lean)
+    return Speed(1 / token_s, shape.n_parallel / total_s)
+
+
+def layer_prompt_s(
+    load: Load,
+    device: Rate | None,
+    host: Rate,
+    borrower: Rate | None = None,
+    *,
+    n_ubatch: int,
+    is_lean: bool = False,
+) -> float:
+    """Seconds per prompt token of one layer on a device, or on the host where that is None.
+
+    `borrower`: the device that computes for the host where that is faster. `is_lean`: the routed
+    experts of a layer on a device lie on the host.
+    """
+    if device is None:
+        n_bytes = load.whole_bytes + load.whole_expert_bytes
+        flops = load.token_flops + load.token_expert_flops
+        return _borrowed_s(n_bytes, flops, host, borrower, n_ubatch=n_ubatch)
+    seconds = prompt_s(load, device, n_ubatch=n_ubatch, has_experts=not is_lean)
+    if is_lean:
+        n_bytes, flops = load.whole_expert_bytes, load.token_expert_flops
+        seconds += _borrowed_s(n_bytes, flops, host, device, n_ubatch=n_ubatch)
+    return seconds
+
+
+def _hops_s(model: ModelInfo, shape: LaunchShape, rates: Rates) -> float:
+    """Seconds of a decode step for going from device to device."""
+    return sum(entry_s(model, shape, rates[device_id]) for device_id, _ in shape.split)
+
+
+def entry_s(model: ModelInfo, shape: LaunchShape, rate: Rate) -> float:
+    """Seconds of a decode step for going to one device: its hop and the activations' way."""
+    sent = F32_BYTES * model.n_embd * shape.n_parallel
+    return rate.hop_s + (sent / rate.link_bytes_per_s if rate.hop_s else 0.0)
+
+
+def _owners(model: ModelInfo, shape: LaunchShape) -> list[DeviceId]:
+    devices = [device_id for device_id, layers in shape.split for _ in range(layers)]
+    return [HOST] * (model.n_layer + 1 - len(devices)) + devices

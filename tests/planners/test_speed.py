@@ -1,0 +1,190 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planners.hardware import HOST, DeviceId, DeviceKind
+from planners.kv_cache import LaunchShape
+from planners.model import LayerKind
+from planners.sizes import MIB
+from planners.speed import (
+    DECODE_SHARE,
+    KERNELS_S,
+    NOTHING_LEARNED,
+    Learned,
+    Rate,
+    Rates,
+    Speed,
+    format_rate,
+    rates,
+    speed,
+)
+from tests.fakes.machines import INTEGRATED, LLAMA_8B, LLVMPIPE, machine, model_info, nvidia
+
+GPU, OTHER = DeviceId("gpu"), DeviceId("other")
+RATES: Rates = {
+    HOST: Rate(20e9, 0.2e12),
+    GPU: Rate(500e9, 50e12, hop_s=50e-6),
+    OTHER: Rate(250e9, 25e12, hop_s=50e-6),
+}
+MOE = model_info(layer_bytes=400 * MIB, expert_bytes=360 * MIB)
+
+
+def shape(*split: tuple[DeviceId, int], n_parallel: int = 1, n_cpu_moe: int = 0) -> LaunchShape:
+    return LaunchShape(4096 * n_parallel, n_parallel, 512, 512, split=split, n_cpu_moe=n_cpu_moe)
+
+
+def of(asked: LaunchShape) -> Speed:
+    return speed(LLAMA_8B, asked, rates=RATES)
+
+
+def test_a_decode_reads_every_weight_but_the_input_once() -> None:
+    n_bytes = 32 * (112 * MIB + 1024 * 2 * 1024 * 2) + 411 * MIB
+
+    decode = speed(LLAMA_8B, shape(), rates=RATES).decode_tokens_per_s
+
+    assert decode == pytest.approx(20e9 / n_bytes, rel=0.01)
+
+
+def test_an_8b_model_decodes_on_a_card_of_1_tb_a_second_as_people_measure_it() -> None:
+    card = replace(nvidia(0, 24), bandwidth_bytes_per_s=1008e9, compute_flops=82e12)
+    known = rates(machine(card), n_threads=8)
+
+    found = speed(LLAMA_8B, shape((card.device_id, 33)), rates=known)
+
+    assert 90 < found.decode_tokens_per_s < 150  # RTX 4090, Q4_K_M
+    assert 2000 < found.prompt_tokens_per_s < 10_000
+
+
+def test_time_adds_up_over_devices_that_work_in_turn() -> None:
+    whole = of(shape((GPU, 33))).decode_tokens_per_s
+    slow = of(shape((OTHER, 33))).decode_tokens_per_s
+    both = of(shape((OTHER, 16), (GPU, 17))).decode_tokens_per_s
+
+    assert slow < both < whole
+
+
+def test_a_hop_more_costs_time() -> None:
+    twin = {**RATES, OTHER: RATES[GPU]}
+    one = speed(LLAMA_8B, shape((GPU, 33)), rates=twin).decode_tokens_per_s
+    two = speed(LLAMA_8B, shape((OTHER, 16), (GPU, 17)), rates=twin).decode_tokens_per_s
+
+    assert 1 / two - 1 / one == pytest.approx(50e-6, rel=0.1)
+
+
+def test_slots_share_the_weights_but_not_the_caches() -> None:
+    one, four = (of(shape((GPU, 33), n_parallel=n)).decode_tokens_per_s for n in (1, 4))
+
+    assert 3 * one < four < 4 * one
+
+
+def test_on_a_processor_several_slots_bring_little() -> None:
+    one, four = (of(shape(n_parallel=n)).decode_tokens_per_s for n in (1, 4))
+
+    assert one < four < 3 * one
+
+
+def test_of_experts_only_those_that_are_used_are_read() -> None:
+    sparse = speed(MOE, shape(), rates=RATES).decode_tokens_per_s
+    dense = speed(model_info(layer_bytes=400 * MIB), shape(), rates=RATES).decode_tokens_per_s
+
+    assert sparse > 3 * dense
+
+
+def test_experts_on_the_host_cost_their_share_of_the_hosts_time() -> None:
+    whole = speed(MOE, shape((GPU, 33)), rates=RATES).decode_tokens_per_s
+    lean = speed(MOE, shape((GPU, 33), n_cpu_moe=32), rates=RATES).decode_tokens_per_s
+    none = speed(MOE, shape(), rates=RATES).decode_tokens_per_s
+
+    assert none < lean < whole
+    assert 1 / lean > 32 * 360 * MIB * 4 / 32 / 20e9  # four of 32 experts a token, from the host
+
+
+def test_a_window_bounds_what_a_layer_reads() -> None:
+    full, windowed = (model_info(kinds=(kind,)) for kind in (LayerKind.FULL, LayerKind.SWA))
+    deep = replace(shape(), n_ctx=32768)
+
+    one = speed(full, deep, rates=RATES, used_tokens=16384).decode_tokens_per_s
+    other = speed(windowed, deep, rates=RATES, used_tokens=16384).decode_tokens_per_s
+
+    assert other > 1.2 * one
+
+
+def test_prompts_of_a_host_with_a_card_are_computed_by_loan() -> None:
+    alone = of(shape()).prompt_tokens_per_s
+    lent = of(shape((GPU, 1))).prompt_tokens_per_s
+
+    assert lent > 2 * alone
+
+
+def test_what_was_learned_outranks_every_table() -> None:
+    card = replace(nvidia(0, 24), bandwidth_bytes_per_s=1008e9)
+    learned = Learned({card.device_id: 1e9}, {HOST: 2e9})
+
+    known = rates(machine(card), n_threads=4, learned=learned)
+
+    assert known[card.device_id].bytes_per_s == 1e9
+    assert known[HOST].flops == 2e9
+
+
+def test_a_data_sheet_counts_before_the_kind() -> None:
+    card, other = replace(nvidia(0, 24), bandwidth_bytes_per_s=1000e9), nvidia(1, 24)
+
+    known = rates(machine(card, other), n_threads=4, learned=NOTHING_LEARNED)
+
+    assert known[card.device_id].bytes_per_s == DECODE_SHARE * 1000e9
+    assert known[card.device_id].layer_s == KERNELS_S
+    assert known[other.device_id].bytes_per_s < known[card.device_id].bytes_per_s
+
+
+def test_an_integrated_gpu_reads_as_fast_as_its_host_and_computes_faster() -> None:
+    known = rates(machine(INTEGRATED, LLVMPIPE), n_threads=8)
+
+    assert known[INTEGRATED.device_id].bytes_per_s == known[HOST].bytes_per_s
+    assert known[INTEGRATED.device_id].flops > known[HOST].flops
+    assert known[LLVMPIPE.device_id].bytes_per_s < known[HOST].bytes_per_s
+
+
+def test_a_host_by_its_data_sheet() -> None:
+    profile = machine()
+    sheet = replace(profile.host, bandwidth_bytes_per_s=400e9)
+
+    known = rates(replace(profile, host=sheet), n_threads=64)
+
+    assert known[HOST].bytes_per_s == DECODE_SHARE * 400e9
+
+
+def test_another_machine_is_a_longer_way() -> None:
+    near, far = (
+        replace(nvidia(0, 24), device_id=DeviceId(f"rpc:{at}:50052"), kind=DeviceKind.REMOTE)
+        for at in ("127.0.0.1", "10.0.0.2")
+    )
+
+    known = rates(machine(near, far), n_threads=4)
+
+    assert known[near.device_id].hop_s < known[far.device_id].hop_s
+    assert known[near.device_id].flops == known[HOST].flops  # the very processor
+    assert known[far.device_id].link_bytes_per_s < 1e9
+
+
+@settings(max_examples=100, deadline=None)
+@given(layers=st.integers(0, 33), n_parallel=st.integers(1, 8), factor=st.floats(1, 10))
+def test_a_faster_device_never_makes_a_launch_slower(
+    layers: int, n_parallel: int, factor: float
+) -> None:
+    asked = shape(*([(GPU, layers)] if layers else []), n_parallel=n_parallel)
+    faster = replace(RATES[GPU], bytes_per_s=500e9 * factor, flops=50e12 * factor)
+
+    before = speed(LLAMA_8B, asked, rates=RATES)
+    after = speed(LLAMA_8B, asked, rates={**RATES, GPU: faster})
+
+    assert after.decode_tokens_per_s >= before.decode_tokens_per_s
+    assert after.prompt_tokens_per_s >= before.prompt_tokens_per_s
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_s", "told"), [(9.907, "9.91"), (97.04, "97"), (1124.56, "1125"), (0.51, "0.51")]
+)
+def test_a_rate_is_told_in_digits_that_people_read(tokens_per_s: float, told: str) -> None:
+    assert format_rate(tokens_per_s) == told
