@@ -1,0 +1,122 @@
+"""The cheapest contiguous blocks of layers over places of unequal size and speed. Exact. Pure.
+
+A prefix stays on the host, then each place takes one block or none, in order. Dynamic programming
+with a sliding window per place: what a block may begin with only moves on as its end does, so
+each place costs one pass over the layers. Costs are whole picoseconds: equal is equal then, and of
+equals the later place gets the layer.
+"""
+
+import struct
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One device in the engine's order."""
+
+    room_bytes: int
+    """For layers alone; 0 or less takes none."""
+    layer_ps: Sequence[int]
+    """What each layer costs there, output layer last."""
+    entry_ps: int = 0
+    """What it costs to use the place at all."""
+    is_needed: bool = False
+    """True where at least one layer must go there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How many layers go where, front to back, and what that costs."""
+
+    n_host: int
+    counts: tuple[int, ...]
+    """Per place, 0 for one left out."""
+    cost_ps: int
+
+
+def partition(
+    sizes: Sequence[int], places: Sequence[Place], *, host_ps: Sequence[int], most_on_host: int
+) -> Blocks | None:
+    """The cheapest way to place layers of `sizes` bytes; None where they do not fit.
+
+    `host_ps`: cost of each layer on the host, which takes the first `most_on_host` at most.
+    """
+    n = len(sizes)
+    best: list[float] = [*accumulate(host_ps, initial=0)]
+    best[most_on_host + 1 :] = [inf] * (n - most_on_host)
+    ends = [*accumulate(sizes, initial=0)]
+    begins = []
+    for place in places:
+        best, begun = _with(place, best, ends)
+        begins.append(begun)
+    if best[n] == inf:
+        return None
+    counts, end = [], n
+    for begun in reversed(begins):
+        counts.append(end - begun[end])
+        end = begun[end]
+    return Blocks(n_host=end, counts=tuple(reversed(counts)), cost_ps=int(best[n]))
+
+
+def fits(sizes: Sequence[int], rooms: Sequence[int]) -> bool:
+    """Whether all layers find room in that order of places: each takes as many as it holds."""
+    ends = [*accumulate(sizes, initial=0)]
+    placed = 0
+    for room in rooms:
+        if room > 0:
+            placed = bisect_right(ends, ends[placed] + room) - 1
+    return placed == len(sizes)
+
+
+def _with(
+    place: Place, before: Sequence[float], ends: Sequence[int]
+) -> tuple[list[float], list[int]]:
+    """The least cost of the first i layers with one more place, and where its block begins."""
+    n = len(before)
+    cost = [*accumulate(place.layer_ps, initial=0)]
+    window: deque[int] = deque()  # beginnings in order, the cheapest first
+    best, begun = [inf] * n if place.is_needed else list(before), list(range(n))
+    for i in range(1, n):
+        begin_ps = before[i - 1] - cost[i - 1]
+        while window and before[window[-1]] - cost[window[-1]] > begin_ps:
+            window.pop()
+        window.append(i - 1)
+        while window and ends[i] - ends[window[0]] > place.room_bytes:
+            window.popleft()
+        if not window:
+            continue
+        j = window[0]
+        total = before[j] - cost[j] + cost[i] + place.entry_ps
+        if total <= best[i] and total < inf:
+            best[i], begun[i] = total, j
+    return best, begun
+
+
+def engine_blocks(tensor_split: Sequence[int], *, n_gpu_layers: int) -> tuple[int, ...]:
+    """Layers per device as llama.cpp deals them out for a `--tensor-split` (float32 throughout).
+
+    Layer i of those off the host goes to the first device whose cumulated share exceeds i of
+    them (llama-model.cpp, load_tensors, b11434: std::upper_bound).
+    """
+    total = 0.0
+    sums = []
+    for share in tensor_split:
+        total = _float32(total + share)
+        sums.append(total)
+    shares = [_float32(part / total) for part in sums]
+    counts = [0] * len(shares)
+    for i in range(n_gpu_layers):
+        position = _float32(i / n_gpu_layers)
+        counts[next(d for d, share in enumerate(shares) if share > position)] += 1
+    return tuple(counts)
+
+
+def _float32(value: float) -> float:
+    """`value` as a C float holds it."""
+    (rounded,) = struct.unpack("f", struct.pack("f", value))
+    return float(rounded)
