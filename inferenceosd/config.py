@@ -251,6 +251,8 @@ def _placement(values: Values) -> PlacementRules:
         type_k=values.get(keys.MODELS_CACHE_TYPE_K),
         type_v=values.get(keys.MODELS_CACHE_TYPE_V),
         backends=values.get(keys.ENGINE_ORDER),
+        allows_cpu_fallback=values.get(keys.MODELS_CPU_FALLBACK) == "allow",
+        rpc_servers=values.get(keys.RPC_SERVERS),
     )
 
 

@@ -9,6 +9,7 @@ from inferenceosd.config_kinds import (
     PARALLEL,
     PATH,
     PATHS,
+    SERVERS,
     SIZE,
     TEXT,
     TEXTS,
@@ -108,14 +109,26 @@ MODELS_PARALLEL = Key(
     "one, as in Ollama",
 )
 MODELS_CACHE_TYPE_K = Key(
-    "models.cache_type_k", CACHE_TYPE, "f16", "Type of the K half of the KV cache.", "llama.cpp's"
+    "models.cache_type_k",
+    or_auto(CACHE_TYPE),
+    None,
+    "Type of the K half of the KV cache.",
+    "f16, llama.cpp's; q8_0 where that keeps layers on devices, or a model in memory at all",
 )
 MODELS_CACHE_TYPE_V = Key(
     "models.cache_type_v",
-    CACHE_TYPE,
-    "f16",
+    or_auto(CACHE_TYPE),
+    None,
     "Type of the V half of the KV cache; quantised ones need flash attention.",
-    "llama.cpp's",
+    "as for the K half",
+)
+MODELS_CPU_FALLBACK = Key(
+    "models.cpu_fallback",
+    choice("allow", "deny"),
+    "allow",
+    "Whether a model that finds room on no device may run on the processor alone. With `deny` its"
+    " callers are told what is missing; part of a model may lie in the host's memory all the same.",
+    "slow is better than not at all",
 )
 MODELS_MAX_LOADED = Key(
     "models.max_loaded",
@@ -214,6 +227,14 @@ ENGINE_ORDER = Key(
     'Backends in order of preference, such as ["cuda", "vulkan", "cpu"]; others come after.',
     "the fastest kind for each device first",
 )
+RPC_SERVERS = Key(
+    "rpc.servers",
+    SERVERS,
+    (),
+    "ggml-rpc-servers, HOST:PORT each, whose devices are used like this machine's own. Whoever"
+    " reaches such a server controls it: keep it on a private network.",
+    "none",
+)
 LOG_FORMAT = Key(
     "log.format",
     choice("auto", "json", "console"),
@@ -278,6 +299,7 @@ KEYS = any_keys(
     MODELS_PARALLEL,
     MODELS_CACHE_TYPE_K,
     MODELS_CACHE_TYPE_V,
+    MODELS_CPU_FALLBACK,
     MODELS_MAX_LOADED,
     MODELS_MAX_WAITING,
     MEMORY_LIMIT,
@@ -291,6 +313,7 @@ KEYS = any_keys(
     FLEET_RESTART_LIMIT,
     FLEET_RESTART_WINDOW,
     ENGINE_ORDER,
+    RPC_SERVERS,
     LOG_FORMAT,
     LOG_LEVEL,
     OLLAMA_VERSION,

@@ -170,6 +170,14 @@ def read_listen(value: object, folders: Folders) -> Listen:
     return Listen(bare, int(port))
 
 
+def read_server(value: object, folders: Folders) -> str:
+    """HOST:PORT of a server elsewhere; llama.cpp splits lists of them at commas."""
+    listen = read_listen(value, folders)
+    if not listen.host or not listen.port or "," in listen.host:
+        raise Refused(f"{_shown(value)} is no address of a server")
+    return str(listen)
+
+
 def _number_or_text(text: str) -> object:
     """An integer where `text` is one, of a length that int() takes; else the text."""
     return int(text) if re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", text) else text
@@ -328,6 +336,7 @@ LISTEN = Kind(
     read_listen,
     show=lambda listen: _quoted(str(listen)),
 )
+SERVERS = list_of(Kind("address", 'HOST:PORT, such as "10.0.0.2:50052"', read_server, show=_quoted))
 CACHE_TYPE = choice(*CACHE_TYPES)
 CONTEXT = integer(1, 1 << 30)  # the engine counts tokens in 32 bits
 PARALLEL = integer(1, 256)  # LLAMA_MAX_SEQ (llama.cpp src/llama-cparams.h)

@@ -120,6 +120,8 @@ def _slots(plan: LaunchPlan) -> Iterator[_Option]:
 def _placement(plan: LaunchPlan) -> Iterator[_Option]:
     # The server's own fitting would plan again, with only the present in view.
     yield _Option(("--fit", "-fit"), "off", is_needed=False)
+    if plan.rpc_servers:
+        yield _Option(("--rpc",), ",".join(plan.rpc_servers))  # before the names that it makes
     yield _Option(("--device", "-dev"), ",".join(name for _, name, _ in plan.devices) or "none")
     yield _Option(("--n-gpu-layers", "--gpu-layers", "-ngl"), str(plan.n_gpu_layers))
     if len(plan.devices) > 1:

@@ -11,6 +11,7 @@ from enum import Enum
 
 from planners.hardware import HOST, DeviceId
 from planners.plan import DeviceBytes, LaunchPlan
+from planners.rpc import device_of_buffer
 
 _MIB = 1 << 20
 # Bounded repeats: a child's log is not ours to trust.
@@ -77,9 +78,8 @@ def _owner(device: str, names: dict[str, DeviceId]) -> DeviceId:
     """The device whose memory a buffer takes; one outside of the plan keeps its own name."""
     if device in names:
         return names[device]
-    bare = device.split("[", 1)[0]  # RPC0[127.0.0.1:50052]
-    if bare in names:
-        return names[bare]
+    if (remote := device_of_buffer(device)) is not None:
+        return remote
     if device.startswith(("CPU", "BLAS", "AMX")) or device.endswith("_Host"):
         return HOST
     return DeviceId(device)

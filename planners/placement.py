@@ -1,9 +1,11 @@
 """Where a model goes: engine, devices, layers, context and batch, out of what is free.
 
-The fastest placement that gives what was asked. Where it does not fit, concessions in this order:
-a smaller ubatch, whole windows (`swa_full`), the automatic context rung by rung, experts to the
-host, layers to the host, the processor alone. What the operator fixed is never lowered: there is a
-Shortfall then. Placement makes room for the upper bound of every estimate.
+The fastest placement, by planners.speed, that gives what was asked. Where it does not fit,
+concessions in this order: the prompt cache (it takes what is left), a smaller ubatch, whole windows
+(`swa_full`), the automatic context rung by rung, an automatic KV type (f16, q8_0), experts to the
+host, layers to the host, the processor alone. An automatic number of slots is one: there is none to
+concede. What the operator fixed is never lowered: there is a Shortfall then. Placement makes room
+for the upper bound of every estimate.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,20 +20,27 @@ from planners.layout.asked import (
     CONTEXT_WORTH_LAYERS,
     Asked,
     asked,
-    n_threads,
     ubatches,
 )
 from planners.layout.budget import Budget, Budgets, budgets, emptied, freed
 from planners.layout.explanation import explained
-from planners.layout.layer_split import Splitter, companion_device
+from planners.layout.layer_split import Layout, Splitter, companion_device
 from planners.layout.prompt_cache import prompt_cache
+from planners.layout.threads import n_threads
 from planners.memory import host_overhead_bytes, predict
 from planners.model import LayerKind, ModelInfo, ServedModel
 from planners.plan import DeviceBytes, LaunchPlan, Shortfall
+from planners.rpc import servers_of
 from planners.settings import PlacementRules
 from planners.sizes import format_size
+from planners.speed import NOTHING_LEARNED, PROMPT_WEIGHT, Learned, Rates, Speed, rates, speed
 
+WORTH_STOPPING = 1.1  # an idle model is stopped for a launch that is faster by this, not for less
 COMPANION_MARGIN = 0.5  # of a projector's weights: its compute buffers, which nobody reports
+NO_FALLBACK = (
+    "not one of its layers finds room on a device, and models.cpu_fallback is deny: it would have "
+    "to run on the processor alone"
+)
 _NOTHING: Mapping[DeviceId, int] = MappingProxyType({})
 
 
@@ -44,20 +53,32 @@ def plan_launch(
     promised: Mapping[DeviceId, int],
     held: Mapping[DeviceId, int] = _NOTHING,
     could_free: Mapping[DeviceId, int] = _NOTHING,
+    learned: Learned = NOTHING_LEARNED,
 ) -> LaunchPlan | Shortfall:
     """The best launch within the room there is, or what is missing for an acceptable one.
 
     `promised`: bytes spoken for though they count as free. `held`: bytes of our running instances,
     which count against limits. `could_free`: bytes that idle instances could give back; where they
-    would bring more layers onto devices, the answer is the Shortfall that eviction closes.
-    Raises PlanError where the rules name an unknown KV cache type.
+    would make the launch faster, the answer is the Shortfall that eviction closes. `learned`: rates
+    observed here. Raises PlanError where the rules name an unknown KV cache type.
     """
-    search = _Search(served, asked(served, rules=rules), hardware, promised, held)
+    ask = asked(served, rules=rules)
+    threads = n_threads(hardware, served.info, n_parallel=ask.n_parallel, learned=learned)
+    search = _Search(
+        served,
+        ask,
+        hardware,
+        promised,
+        held,
+        n_threads=threads,
+        rates=rates(hardware, n_threads=threads, learned=learned),
+        allows_cpu_fallback=rules.allows_cpu_fallback,
+    )
     ranked = preferred(engines, order=rules.backends)
     placed = search.best(ranked)
     if could_free:
         roomier = search.modest(freed(hardware, could_free)).best(ranked)
-        if roomier is not None and (placed is None or roomier.off_host > placed.off_host):
+        if roomier is not None and (placed is None or roomier.is_worth_more_than(placed)):
             return search.lacking(roomier)
     return search.shortfall(ranked) if placed is None else search.plan(placed)
 
@@ -70,11 +91,23 @@ class _Placed:
     room: Budgets
     shape: LaunchShape
     predicted: tuple[DeviceBytes, ...]
+    speed: Speed
 
     @property
-    def off_host(self) -> tuple[int, int]:
-        """Layers on devices, then how few of them leave their experts behind: more is faster."""
-        return self.shape.n_gpu_layers, -self.shape.n_cpu_moe
+    def token_s(self) -> float:
+        """What placement minimises: seconds per token decoded, and a little of the prompt."""
+        prompt_s = PROMPT_WEIGHT / self.speed.prompt_tokens_per_s
+        return 1 / self.speed.decode_tokens_per_s + prompt_s
+
+    @property
+    def is_wanted(self) -> bool:
+        """True where it runs on a device that is only there because the operator asked for it."""
+        used = dict(self.shape.split)
+        return any(budget.is_wanted for budget in self.room.devices if budget.device_id in used)
+
+    def is_worth_more_than(self, other: "_Placed") -> bool:
+        """Whether it is so much faster that an idle model may be stopped for it."""
+        return other.token_s > self.token_s * WORTH_STOPPING
 
     def missing_bytes(self, room: Budgets) -> dict[DeviceId, int]:
         """By how much it exceeds `room`, where it does."""
@@ -99,6 +132,9 @@ class _Search:
     hardware: HardwareProfile
     promised: Mapping[DeviceId, int]
     held: Mapping[DeviceId, int]
+    n_threads: int
+    rates: Rates
+    allows_cpu_fallback: bool
 
     @property
     def info(self) -> ModelInfo:
@@ -111,11 +147,12 @@ class _Search:
         return replace(self, hardware=hardware, asked=replace(self.asked, contexts=contexts))
 
     def best(self, engines: tuple[Engine, ...]) -> _Placed | None:
-        """The placement with most layers on devices, by the first engine that has it."""
+        """The fastest placement, of equals by the first engine that has it."""
         found = [placed for engine in engines if (placed := self._on_devices(engine)) is not None]
-        if found:
-            return max(found, key=lambda placed: placed.off_host)
-        return next((p for p in self._on_host(engines) if not p.missing_bytes(p.room)), None)
+        if not any(placed.is_wanted for placed in found):
+            on_host = (p for p in self._on_host(engines) if not p.missing_bytes(p.room))
+            found.extend(p for p in [next(on_host, None)] if p is not None)
+        return min(found, key=lambda placed: placed.token_s, default=None)
 
     def plan(self, placed: _Placed) -> LaunchPlan:
         """The plan, with a prompt cache out of the host memory that is left."""
@@ -126,6 +163,9 @@ class _Search:
         host = replace(host, overhead_bytes=host.overhead_bytes + cache.host_bytes)
         predicted = (host, *others)
         names = {budget.device_id: budget.engine_name for budget in placed.room.devices}
+        used = [device_id for device_id, _ in shape.split]
+        rpc_servers, rpc_names = servers_of(self.hardware, used)
+        names |= rpc_names
         settings = self.served.settings
         return LaunchPlan(
             model_id=self.served.model_id,
@@ -140,7 +180,7 @@ class _Search:
             n_batch=shape.n_batch,
             n_ubatch=shape.n_ubatch,
             n_gpu_layers=shape.n_gpu_layers,
-            n_threads=n_threads(self.hardware.host),
+            n_threads=self.n_threads,
             type_k=shape.type_k,
             type_v=shape.type_v,
             flash_attn=shape.flash_attn,
@@ -153,10 +193,20 @@ class _Search:
             extra_flags=settings.flags,
             predicted=predicted,
             reasons=explained(
-                self.info, self.asked, shape, room=placed.room, predicted=predicted, cache=cache
+                self.info,
+                self.asked,
+                shape,
+                room=placed.room,
+                predicted=predicted,
+                cache=cache,
+                rates=self.rates,
+                speed=placed.speed,
             ),
             n_cpu_moe=shape.n_cpu_moe,
             swa_full=shape.swa_full,
+            rpc_servers=rpc_servers,
+            predicted_prompt_tokens_per_s=placed.speed.prompt_tokens_per_s,
+            predicted_decode_tokens_per_s=placed.speed.decode_tokens_per_s,
         )
 
     def shortfall(self, engines: tuple[Engine, ...]) -> Shortfall:
@@ -174,6 +224,8 @@ class _Search:
         fits_idle = idle.best(engines)
         if fits_idle is not None:
             return self.lacking(fits_idle)
+        if not self.allows_cpu_fallback:
+            return Shortfall(self.served.model_id, {}, NO_FALLBACK)
         *_, smallest = idle._on_host(engines)
         return self.lacking(smallest)
 
@@ -198,47 +250,68 @@ class _Search:
         room = self._room(engine)
         if not room.devices:
             return None
-        ways = (self._placed(engine, room, shape) for shape in self._offloaded(room.devices))
+        ways = (self._placed(engine, room, shape) for shape in self._offloaded(room))
         return next((placed for placed in ways if not placed.missing_bytes(room)), None)
 
-    def _offloaded(self, devices: tuple[Budget, ...]) -> Iterator[LaunchShape]:
+    def _offloaded(self, room: Budgets) -> Iterator[LaunchShape]:
         """Shapes with a split that fits the devices, best first."""
-        splitter = Splitter(self.info, devices, companion_bytes=self._companion_upper_bytes())
-        for context in self.asked.contexts:
-            for shape in self._shapes(context, on_device=True):
-                if split := splitter.full(shape):
-                    yield replace(shape, split=split)
+        splitter = Splitter(
+            self.info,
+            room.devices,
+            rates=self.rates,
+            companion_bytes=self._companion_upper_bytes(),
+            host_room_bytes=room.host_bytes,
+        )
+        for types in self.asked.types:
+            for context in self.asked.contexts:
+                for shape in self._shapes(context, types, devices=room.devices):
+                    if (full := splitter.full(shape)) is not None:
+                        rival = None if splitter.is_host_slower else splitter.partial(shape)
+                        yield splitter.refined(_faster(full, rival)).shape
+        has_experts = any(layer.expert_bytes for layer in self.info.layers)
+        types = self.asked.types[-1]  # conceded before an expert leaves its device
         for context in self.asked.contexts_up_to(CONTEXT_ON_HOST):
-            for shape in self._lean_shapes(context):
-                if (found := splitter.sparse(shape)) is not None:
-                    yield found
+            for shape in self._lean_shapes(context, types, devices=room.devices):
+                if (sparse := splitter.sparse(shape)) is not None:
+                    yield splitter.refined(_faster(sparse, splitter.partial(shape))).shape
         for context in self.asked.contexts_up_to(CONTEXT_WORTH_LAYERS):
-            for shape in self._lean_shapes(context):
-                if not (split := splitter.partial(shape)):
+            for shape in self._lean_shapes(context, types, devices=room.devices):
+                found = splitter.partial(shape)
+                if found is None:
                     return  # a smaller context is for want of host memory, never to gain a layer
-                yield replace(shape, split=split)
+                lean = (
+                    splitter.partial(replace(shape, n_cpu_moe=self.info.n_layer))
+                    if has_experts
+                    else None
+                )
+                yield splitter.refined(_faster(found, lean)).shape
 
     def _on_host(self, engines: tuple[Engine, ...]) -> Iterator[_Placed]:
         """Ways without a device, best first, by a CPU build where there is one."""
+        if not self.allows_cpu_fallback:
+            return
         for engine in sorted(engines, key=lambda engine: engine.backend != "cpu")[:1]:
             room = self._room(engine)
-            for context in self.asked.contexts_up_to(CONTEXT_ON_HOST):
-                for shape in self._shapes(context, on_device=False):
-                    yield self._placed(engine, room, shape)
+            for types in self.asked.types:
+                for context in self.asked.contexts_up_to(CONTEXT_ON_HOST):
+                    for shape in self._shapes(context, types, devices=()):
+                        yield self._placed(engine, room, shape)
 
-    def _lean_shapes(self, context: int) -> Iterator[LaunchShape]:
+    def _lean_shapes(
+        self, context: int, types: tuple[str, str], *, devices: tuple[Budget, ...]
+    ) -> Iterator[LaunchShape]:
         """Only the widest ubatch: with weights on the host every ubatch copies them anew."""
-        widest = max(shape.n_ubatch for shape in self._shapes(context, on_device=True))
-        for shape in self._shapes(context, on_device=True):
-            if shape.n_ubatch == widest and not shape.swa_full:
-                yield shape
+        shapes = tuple(self._shapes(context, types, devices=devices))
+        widest = max(shape.n_ubatch for shape in shapes)
+        return (s for s in shapes if s.n_ubatch == widest and not s.swa_full)
 
-    def _shapes(self, context: int, *, on_device: bool) -> Iterator[LaunchShape]:
+    def _shapes(
+        self, context: int, types: tuple[str, str], *, devices: tuple[Budget, ...]
+    ) -> Iterator[LaunchShape]:
         """Shapes of one context without a split: whole windows first, then ubatches by size."""
         ask = self.asked
-        sizes = ubatches(
-            ask, self.info, context=context, host=None if on_device else self.hardware.host
-        )
+        known = {device_id: self.rates[device_id] for device_id in (HOST, *_ids(devices))}
+        sizes = ubatches(ask, self.info, context=context, rates=known)
         has_windows = any(layer.kind is LayerKind.SWA for layer in self.info.layers)
         for swa_full in (True, False) if has_windows else (False,):
             for size in sizes:
@@ -247,8 +320,8 @@ class _Search:
                     n_parallel=ask.n_parallel,
                     n_batch=size,
                     n_ubatch=size,
-                    type_k=ask.type_k,
-                    type_v=ask.type_v,
+                    type_k=types[0],
+                    type_v=types[1],
                     flash_attn=ask.flash_attn,
                     embedding=ask.embedding,
                     swa_full=swa_full,
@@ -261,7 +334,13 @@ class _Search:
         used = {device_id for device_id, _ in shape.split}
         devices = [budget for budget in room.devices if budget.device_id in used]
         companion = companion_device(devices) if devices else HOST
-        return _Placed(engine, room, shape, tuple(self._joined(p, companion) for p in predicted))
+        return _Placed(
+            engine,
+            room,
+            shape,
+            tuple(self._joined(part, companion) for part in predicted),
+            speed(self.info, shape, rates=self.rates),
+        )
 
     def _joined(self, part: DeviceBytes, companion: DeviceId) -> DeviceBytes:
         """`part` with the projector and draft model on top, where they go there."""
@@ -283,3 +362,12 @@ class _Search:
 
     def _companion_upper_bytes(self) -> int:
         return int(self._companion_bytes() * (1 + COMPANION_MARGIN))
+
+
+def _faster(one: Layout, other: Layout | None) -> Layout:
+    """The faster layout; `one` of equals."""
+    return one if other is None or one.cost_ps <= other.cost_ps else other
+
+
+def _ids(devices: tuple[Budget, ...]) -> Iterator[DeviceId]:
+    return (budget.device_id for budget in devices)

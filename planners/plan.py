@@ -86,6 +86,8 @@ class LaunchPlan:
     """The first so many layers keep their routed experts in the host's memory."""
     swa_full: bool = False
     """Sliding-window layers keep every token: only then can their slots be saved and moved."""
+    rpc_servers: tuple[str, ...] = ()
+    """HOST:PORT of the ggml-rpc-servers whose devices it uses, in `--rpc` order."""
     predicted_prompt_tokens_per_s: float | None = None
     """Of one long prompt alone; None where nobody predicted."""
     predicted_decode_tokens_per_s: float | None = None

@@ -116,6 +116,8 @@ def _why_stop(view: View, seen: Observed, *, now_s: float) -> str | None:
         return "its file or its settings changed"
     if (rule := _broken_rule(view.hardware, seen.plan)) is not None:
         return rule
+    if not (view.rules.allows_cpu_fallback or seen.plan.devices):
+        return "models.cpu_fallback is deny: it may no longer run on the processor alone"
     if served.settings.pin or seen.waiting:
         return None
     if seen.state is InstanceState.READY and seen.idle_since_s is not None:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from planners.compute import MAMBA_1
 from planners.errors import PlanError
 from planners.ggml.types import CACHE_TYPES
-from planners.hardware import Host
+from planners.hardware import HOST
 from planners.kv_cache import padded_context
 from planners.model import ModelInfo, ServedModel
 from planners.settings import PlacementRules
+from planners.speed import Rates
 
 CONTEXTS = (32768, 16384, 8192, 4096)  # automatic: the largest that costs no layer its device
 LEAST_CONTEXT = 2048  # automatic, where even 4096 finds no room
@@ -17,8 +18,8 @@ CONTEXT_ON_HOST = 8192  # a processor needs minutes to read more than this
 EMBEDDING_CONTEXTS = (2048, 1024, 512)  # their outputs take n_vocab × 4 bytes a token
 DEVICE_UBATCHES = (512, 256, 128)  # 512 is llama.cpp's default; halving it halves the buffers
 HOST_UBATCHES = (512, 256, 128, 64, 32)
-FLOPS_PER_CORE = 32e9  # measured: 135M Q4_1 on one AVX-512 core reads 120 tokens/s
 PREFILL_STEP_S = 1.0  # a caller who leaves in prefill frees the slot within about this
+AUTOMATIC_TYPES = ("f16", "q8_0")  # half the bytes at a loss that perplexity hardly shows
 _NO_FLASH_ATTENTION = ("grok",)  # llama-context.cpp turns it off for these
 
 
@@ -30,8 +31,8 @@ class Asked:
     contexts: tuple[int, ...]
     """Tokens of one request as the engine allocates them, largest first."""
     is_context_fixed: bool
-    type_k: str
-    type_v: str
+    types: tuple[tuple[str, str], ...]
+    """KV cache types (K, V) to choose from, in the order in which they are conceded."""
     flash_attn: bool
     embedding: bool
     notes: tuple[str, ...]
@@ -49,39 +50,34 @@ def asked(served: ServedModel, *, rules: PlacementRules) -> Asked:
     if fixed is not None and fixed > trained:
         notes.append(f"context {fixed} is cut to {trained}, the most it was trained for")
     flash_attn = info.architecture not in _NO_FLASH_ATTENTION
-    type_k, type_v = _cache_types(info, rules=rules, flash_attn=flash_attn, notes=notes)
+    types = _cache_types(info, rules=rules, flash_attn=flash_attn, notes=notes)
     if info.architecture in MAMBA_1:
         notes.append("some of its state-space tensors stay on the host: GPUs lack an operation")
     return Asked(
         n_parallel=served.settings.parallel or rules.parallel or 1,
         contexts=_contexts(info, fixed=fixed, trained=trained),
         is_context_fixed=fixed is not None,
-        type_k=type_k,
-        type_v=type_v,
+        types=types,
         flash_attn=flash_attn,
         embedding=info.is_embedding,
         notes=tuple(notes),
     )
 
 
-def ubatches(asked: Asked, info: ModelInfo, *, context: int, host: Host | None) -> tuple[int, ...]:
-    """Batch sizes to try, largest first; `host` where it computes, None where devices do."""
+def ubatches(asked: Asked, info: ModelInfo, *, context: int, rates: Rates) -> tuple[int, ...]:
+    """Batch sizes to try, largest first, for what `rates` has: devices, or HOST alone.
+
+    Between two batches the engine looks whether its caller is still there: no size is tried that
+    would take longer than PREFILL_STEP_S by the predicted speed, but for the smallest.
+    """
     if asked.embedding:
         return (context,)  # the engine reads one input in one ubatch or not at all
-    if host is None:
-        return tuple(dict.fromkeys(min(size, context) for size in DEVICE_UBATCHES))
-    flops = n_threads(host) * FLOPS_PER_CORE
+    devices = [rate.flops for device_id, rate in rates.items() if device_id != HOST]
+    flops = max(devices, default=rates[HOST].flops)
+    sizes = DEVICE_UBATCHES if devices else HOST_UBATCHES
     within = flops * PREFILL_STEP_S / (2 * max(_active_params(info), 1))
-    return tuple(size for size in HOST_UBATCHES if size <= within) or HOST_UBATCHES[-1:]
-
-
-def n_threads(host: Host) -> int:
-    """Physical cores that may be used, but for one.
-
-    llama.cpp's threads spin at every barrier: one that must share its core stalls all of them.
-    Measured on two busy cores, 135M Q4_1: a load took 0.3 to 0.8 s on one thread, up to 6 s on two.
-    """
-    return max(1, min(host.n_physical_cores, host.n_cores) - 1)
+    kept = tuple(size for size in sizes if size <= within) or sizes[-1:]
+    return tuple(dict.fromkeys(min(size, context) for size in kept))
 
 
 def _contexts(info: ModelInfo, *, fixed: int | None, trained: int) -> tuple[int, ...]:
@@ -93,19 +89,35 @@ def _contexts(info: ModelInfo, *, fixed: int | None, trained: int) -> tuple[int,
 
 def _cache_types(
     info: ModelInfo, *, rules: PlacementRules, flash_attn: bool, notes: list[str]
-) -> tuple[str, str]:
-    for name in (rules.type_k, rules.type_v):
+) -> tuple[tuple[str, str], ...]:
+    """(K, V) to choose from: what the rules fix, AUTOMATIC_TYPES where they leave it to us."""
+    choices: list[tuple[str, str]] = []
+    for automatic in AUTOMATIC_TYPES:
+        wanted = (rules.type_k or automatic, rules.type_v or automatic)
+        possible, why_not = _possible_types(info, wanted, flash_attn=flash_attn)
+        if not choices:
+            choices.append(possible)
+            notes.extend(why_not)
+        elif possible == wanted:  # what nobody asked for is not worth a note
+            choices.append(possible)
+    return tuple(dict.fromkeys(choices))
+
+
+def _possible_types(
+    info: ModelInfo, wanted: tuple[str, str], *, flash_attn: bool
+) -> tuple[tuple[str, str], tuple[str, ...]]:
+    """The types (K, V) nearest to `wanted` that the engine takes, and why they are others."""
+    for name in wanted:
         if name not in CACHE_TYPES:
             allowed = ", ".join(sorted(CACHE_TYPES))
             raise PlanError(f"KV cache type {name!r} is unknown; it can be one of {allowed}")
-    k, v = CACHE_TYPES[rules.type_k], CACHE_TYPES[rules.type_v]
+    k, v = (CACHE_TYPES[name] for name in wanted)
     if any(layer.k_width % k.block or layer.v_width % v.block for layer in info.layers):
-        notes.append(f"KV cache f16, not {k.name}/{v.name}: the model's rows are no multiple")
-        return "f16", "f16"
+        why = f"KV cache f16, not {k.name}/{v.name}: the model's rows are no multiple"
+        return ("f16", "f16"), (why,)
     if v.block > 1 and not flash_attn:
-        notes.append(f"V cache f16, not {v.name}: that needs flash attention")
-        return k.name, "f16"
-    return k.name, v.name
+        return (k.name, "f16"), (f"V cache f16, not {v.name}: that needs flash attention",)
+    return (k.name, v.name), ()
 
 
 def _active_params(info: ModelInfo) -> float:

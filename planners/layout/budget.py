@@ -30,6 +30,8 @@ class Budget:
     overhead_bytes: int
     shares_host: bool
     """Its bytes are the host's too."""
+    is_wanted: bool = False
+    """It is the processor over again, and there only because the operator asked for it by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,8 @@ def _budget(
             return f"{device.name} is not used: it is the processor posing as a GPU"
         return f"{device.name} is not used: the configuration says so"
     engine_name = device.engine_name(backend)
+    if engine_name is None and device.kind is DeviceKind.REMOTE and not device.engine_names:
+        return f"{device.name} is not used: it does not answer"
     if engine_name is None:
         return f"{device.name} is not used: the {backend} engine does not see it"
     free = device.total_bytes if device.free_bytes is None else device.free_bytes
@@ -151,6 +155,7 @@ def _budget(
         total_bytes=total,
         overhead_bytes=_overhead_bytes(device.kind, backend=backend, total_bytes=total),
         shares_host=device.shares_host,
+        is_wanted=device.kind is DeviceKind.SOFTWARE or device.is_loopback,
     )
 
 

@@ -1,77 +1,172 @@
-"""Which layers go to which device: contiguous blocks from the last layer back.
+"""Which layers go to which device: the fastest contiguous blocks that fit, the output layer last.
 
 llama.cpp keeps a prefix of the layers on the host and gives each device one block, in `--device`
-order; the output layer comes last.
+order. Orders: all of up to three devices; of more, the fastest last, and once a shape is found
+each other one in its stead, since only the last block is unlike the rest.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, permutations
 
 from planners.compute import MARGIN_SHARE, device_compute_bytes
-from planners.hardware import DeviceId
+from planners.hardware import HOST, DeviceId
 from planners.kv_cache import LaunchShape, layer_kv_bytes, layer_state_bytes
 from planners.layout.budget import Budget
-from planners.model import ModelInfo
+from planners.layout.partition import Blocks, Place, fits, partition
+from planners.memory import host_overhead_bytes
+from planners.model import LayerInfo, ModelInfo
+from planners.speed import (
+    PROMPT_WEIGHT,
+    Load,
+    Rate,
+    Rates,
+    entry_s,
+    experts_s,
+    layer_prompt_s,
+    loads,
+    step_s,
+)
+
+ASKED_FOR = 1e3  # by so much the host counts as slower where a slow device was asked for by name
+FEW = 3  # devices of which every order is tried; one more would cost 24 passes
 
 Split = tuple[tuple[DeviceId, int], ...]
 """Layers per device in `--device` order; () is none on any."""
 
 
 @dataclass(frozen=True, slots=True)
+class Layout:
+    """A split and what placement minimises: a decode step's time, a little prompt included."""
+
+    shape: LaunchShape
+    cost_ps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Splitter:
-    """Splits of one model over devices, fastest first."""
+    """Splits of one model over devices, as the engine and the rates have it."""
 
     info: ModelInfo
     devices: tuple[Budget, ...]
+    rates: Rates
     companion_bytes: int
     """What a projector or draft model takes on the first device by name."""
+    host_room_bytes: int
 
-    def full(self, shape: LaunchShape) -> Split:
-        """All layers on as few devices as hold them; () where they do not fit."""
-        n_all = self.info.n_layer + 1
-        costs = _layer_costs(self.info, shape)
-        compute = self._compute_bytes(shape, n_gpu_layers=n_all)
-        for n_devices in range(1, len(self.devices) + 1):
-            split = _filled(costs, self._rooms(n_devices, compute))
-            if sum(layers for _, layers in split) == n_all:
-                return split
-        return ()
+    def full(self, shape: LaunchShape) -> Layout | None:
+        """All layers on the fastest devices that hold them; None where they do not fit."""
+        return self._best(shape, n_gpu_layers=self.info.n_layer + 1, most_on_host=0)
 
-    def partial(self, shape: LaunchShape) -> Split:
-        """As many layers as fit, a prefix left to the host; () where not one fits."""
-        compute = self._compute_bytes(shape, n_gpu_layers=1)
-        rooms = self._rooms(len(self.devices), compute)
-        return _filled(_layer_costs(self.info, shape), rooms)
+    def partial(self, shape: LaunchShape) -> Layout | None:
+        """The fastest blocks with a prefix on the host; None where not one layer can leave it."""
+        most = min(self._most_on_host(shape), self.info.n_layer)
+        return self._best(shape, n_gpu_layers=1, most_on_host=most)
 
-    def sparse(self, shape: LaunchShape) -> LaunchShape | None:
-        """`shape` split with all layers on devices and as few experts on the host as it takes."""
+    def sparse(self, shape: LaunchShape) -> Layout | None:
+        """All layers on devices and as few experts on the host as it takes; None where none do."""
         holders = [i for i, layer in enumerate(self.info.layers) if layer.expert_bytes]
         if not holders:
             return None
         counts = range(holders[0] + 1, holders[-1] + 2)
         shapes = [replace(shape, n_cpu_moe=count) for count in counts]
-        index = bisect_left(shapes, True, key=lambda moved: bool(self.full(moved)))
-        if index == len(shapes):
-            return None
-        return replace(shapes[index], split=self.full(shapes[index]))
+        index = bisect_left(shapes, True, key=self._fits)
+        return self.full(shapes[index]) if index < len(shapes) else None
 
-    def _compute_bytes(self, shape: LaunchShape, *, n_gpu_layers: int) -> int:
+    def refined(self, layout: Layout) -> Layout:
+        """The same shape in the best of the orders that were left out so far."""
+        shape = replace(layout.shape, split=())
+        n_gpu_layers, most = layout.shape.n_gpu_layers, 0
+        if n_gpu_layers <= self.info.n_layer:
+            most = self._most_on_host(shape)
+        orders = tuple(_other_orders(self.devices, self.rates))
+        task = _Task(self, shape, n_gpu_layers=n_gpu_layers, most_on_host=most)
+        return min((layout, *task.layouts(orders)), key=lambda each: each.cost_ps)
+
+    @property
+    def is_host_slower(self) -> bool:
+        """True where no device is slower than the host at anything: all is best on devices."""
+        host = self.rates[HOST]
+        rates = [self.rates[budget.device_id] for budget in self.devices]
+        return all(r.bytes_per_s > host.bytes_per_s and r.flops > host.flops for r in rates)
+
+    def _fits(self, shape: LaunchShape) -> bool:
+        """Whether all layers find room on devices, a companion left out."""
+        task = _Task(self, shape, n_gpu_layers=self.info.n_layer + 1, most_on_host=0)
+        return bool(task.possible(_first_orders(self.devices)))
+
+    def _best(self, shape: LaunchShape, *, n_gpu_layers: int, most_on_host: int) -> Layout | None:
+        """The fastest of the first orders; for a companion, of all devices that could take it."""
+        task = _Task(self, shape, n_gpu_layers=n_gpu_layers, most_on_host=most_on_host)
+        layouts = task.layouts(_first_orders(self.devices))
+        return min(layouts, key=lambda each: each.cost_ps, default=None)
+
+    def compute_bytes(self, shape: LaunchShape, *, n_gpu_layers: int) -> int:
+        """What each device takes before its first layer, the margin included."""
         split = ((self.devices[0].device_id, n_gpu_layers),)
         compute = device_compute_bytes(self.info, replace(shape, split=split))
         return compute + int(compute * MARGIN_SHARE)
 
-    def _rooms(self, n_devices: int, compute_bytes: int) -> list[tuple[DeviceId, int]]:
-        """Bytes left for layers on the first `n_devices`."""
-        used = self.devices[:n_devices]
-        first = companion_device(used)
-        rooms = []
-        for budget in used:
-            room = budget.room_bytes - budget.overhead_bytes - compute_bytes
-            if budget.device_id == first:
-                room -= self.companion_bytes
-            rooms.append((budget.device_id, room))
-        return rooms
+    def _most_on_host(self, shape: LaunchShape) -> int:
+        """The longest prefix for which the host has room, as far as can be told beforehand."""
+        lean = sum(layer.expert_bytes for layer in self.info.layers[: shape.n_cpu_moe])
+        room = self.host_room_bytes - host_overhead_bytes(self.info) - self.info.input_bytes - lean
+        ends = [*accumulate(layer_sizes(self.info, shape), initial=0)]
+        return max(i for i, end in enumerate(ends) if end <= max(room, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One shape to be laid out."""
+
+    splitter: Splitter
+    shape: LaunchShape
+    n_gpu_layers: int
+    most_on_host: int
+
+    def layouts(self, orders: Iterable[Sequence[Budget]]) -> Iterator[Layout]:
+        """The fastest layout of each order, once for each device that could take a companion."""
+        splitter = self.splitter
+        orders = self.possible(orders)
+        if not orders:
+            return
+        compute = splitter.compute_bytes(self.shape, n_gpu_layers=self.n_gpu_layers)
+        sizes = layer_sizes(splitter.info, self.shape)
+        host_ps, costs = _costs(splitter, self.shape)
+        for order in orders:
+            for taker in order if splitter.companion_bytes else (None,):
+                used = [b for b in order if not taker or b.engine_name >= taker.engine_name]
+                places = [
+                    self._place(b, costs[b.device_id], compute, is_taker=b is taker) for b in used
+                ]
+                blocks = partition(sizes, places, host_ps=host_ps, most_on_host=self.most_on_host)
+                if blocks is not None:
+                    yield Layout(replace(self.shape, split=_split(used, blocks)), blocks.cost_ps)
+
+    def possible(self, orders: Iterable[Sequence[Budget]]) -> tuple[Sequence[Budget], ...]:
+        """The orders that have room for all, a companion left out; quickly told."""
+        if self.most_on_host:
+            return tuple(orders)
+        compute = self.splitter.compute_bytes(self.shape, n_gpu_layers=self.n_gpu_layers)
+        sizes = layer_sizes(self.splitter.info, self.shape)
+        return tuple(
+            order
+            for order in orders
+            if fits(sizes, [b.room_bytes - b.overhead_bytes - compute for b in order])
+        )
+
+    def _place(
+        self, budget: Budget, layer_ps: Sequence[int], compute_bytes: int, *, is_taker: bool
+    ) -> Place:
+        taken = self.splitter.companion_bytes if is_taker else 0
+        rate = self.splitter.rates[budget.device_id]
+        return Place(
+            room_bytes=budget.room_bytes - budget.overhead_bytes - compute_bytes - taken,
+            layer_ps=layer_ps,
+            entry_ps=_ps(entry_s(self.splitter.info, self.shape, rate)),
+            is_needed=is_taker,
+        )
 
 
 def companion_device(devices: Sequence[Budget]) -> DeviceId:
@@ -79,25 +174,76 @@ def companion_device(devices: Sequence[Budget]) -> DeviceId:
     return min(devices, key=lambda budget: budget.engine_name).device_id
 
 
-def _layer_costs(info: ModelInfo, shape: LaunchShape) -> list[int]:
+def layer_sizes(info: ModelInfo, shape: LaunchShape) -> list[int]:
     """Bytes that each layer takes on a device, the output layer last."""
-    costs = []
+    kept: dict[LayerInfo, int] = {}  # few kinds of layer make up a model
+    sizes = []
     for i, layer in enumerate(info.layers):
+        if layer not in kept:
+            kept[layer] = layer_kv_bytes(info, layer, shape) + layer_state_bytes(layer, shape)
         moved = layer.expert_bytes if i < shape.n_cpu_moe else 0
-        kept = layer_kv_bytes(info, layer, shape) + layer_state_bytes(layer, shape)
-        costs.append(layer.weight_bytes - moved + kept)
-    return [*costs, info.output_bytes]
+        sizes.append(layer.weight_bytes - moved + kept[layer])
+    return [*sizes, info.output_bytes]
 
 
-def _filled(costs: list[int], rooms: list[tuple[DeviceId, int]]) -> Split:
-    """Blocks taken greedily from the end, the fastest device first, each as full as it gets."""
-    counts, next_layer = [], len(costs) - 1
-    for device_id, room in rooms:
-        count = 0
-        while next_layer >= 0 and costs[next_layer] <= room:
-            room -= costs[next_layer]
-            next_layer -= 1
-            count += 1
-        if count:
-            counts.append((device_id, count))
-    return tuple(reversed(counts))
+def _costs(splitter: Splitter, shape: LaunchShape) -> tuple[list[int], dict[DeviceId, list[int]]]:
+    """What each layer costs on the host, and what it costs on each device, in picoseconds."""
+    rates, asked = splitter.rates, loads(splitter.info, shape)
+    kinds = list(dict.fromkeys(asked))  # few kinds of layer make up a model
+    index = {load: number for number, load in enumerate(kinds)}
+    numbers = [index[load] for load in asked]
+    n_lean = shape.n_cpu_moe
+    borrower = rates[splitter.devices[0].device_id]
+    penalty = ASKED_FOR if any(b.is_wanted for b in splitter.devices) else 1.0
+    on_host = [_ps(penalty * _host_s(load, shape, rates[HOST], borrower)) for load in kinds]
+    alike: dict[Rate, list[int]] = {}
+    for rate in dict.fromkeys(rates[b.device_id] for b in splitter.devices):
+        lean, whole = (
+            [_ps(_device_s(load, shape, rate, rates[HOST], is_lean=is_lean)) for load in kinds]
+            for is_lean in (True, False)
+        )
+        alike[rate] = [lean[n] for n in numbers[:n_lean]] + [whole[n] for n in numbers[n_lean:]]
+    costs = {b.device_id: alike[rates[b.device_id]] for b in splitter.devices}
+    return [on_host[n] for n in numbers], costs
+
+
+def _device_s(load: Load, shape: LaunchShape, rate: Rate, host: Rate, *, is_lean: bool) -> float:
+    n = shape.n_parallel
+    step = step_s(load, rate, n_parallel=n, has_experts=not is_lean)
+    if is_lean:
+        step += experts_s(load, host, rate, n_parallel=n)
+    return step + PROMPT_WEIGHT * layer_prompt_s(
+        load, rate, host, n_ubatch=shape.n_ubatch, is_lean=is_lean
+    )
+
+
+def _host_s(load: Load, shape: LaunchShape, host: Rate, borrower: Rate) -> float:
+    prompt = layer_prompt_s(load, None, host, borrower, n_ubatch=shape.n_ubatch)
+    return step_s(load, host, n_parallel=shape.n_parallel) + PROMPT_WEIGHT * prompt
+
+
+def _ps(seconds: float) -> int:
+    """Seconds as whole picoseconds."""
+    return round(seconds * 1e12)
+
+
+def _first_orders(devices: Sequence[Budget]) -> Iterator[Sequence[Budget]]:
+    """Orders to look for a shape in, the fastest device last in the first of them."""
+    base = tuple(reversed(devices))
+    return permutations(base) if len(base) <= FEW else iter((base,))
+
+
+def _other_orders(devices: Sequence[Budget], rates: Rates) -> Iterator[Sequence[Budget]]:
+    """The orders left out: another device last, one of each kind."""
+    base = tuple(reversed(devices))
+    kinds = {(base[-1].room_bytes, rates[base[-1].device_id])}
+    for i, budget in enumerate(base[:-1] if len(base) > FEW else ()):
+        kind = (budget.room_bytes, rates[budget.device_id])
+        if kind not in kinds:
+            kinds.add(kind)
+            yield (*base[:i], *base[i + 1 :], budget)
+
+
+def _split(order: Sequence[Budget], blocks: Blocks) -> Split:
+    pairs = zip(order, blocks.counts, strict=True)
+    return tuple((budget.device_id, count) for budget, count in pairs if count)

@@ -109,7 +109,7 @@ def test_every_section_reaches_the_value_it_configures() -> None:
     assert config.model_defaults.keep_alive_s == math.inf
     assert config.placement.context == 8192
     assert config.placement.parallel == 2
-    assert (config.placement.type_k, config.placement.type_v) == ("q8_0", "f16")
+    assert (config.placement.type_k, config.placement.type_v) == ("q8_0", None)
     assert config.placement.memory == MemoryRule(32 << 30, 2 << 30)
     assert config.placement.device_reserve_bytes == 256 << 20
     assert config.placement.backends == ("vulkan", "cpu")

@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 
 from inferenceosd.ctl import main
 from planners.profile_json import decode_profile
+from supervisor.quickstart import quickstart_model_dir
 from supervisor.tinymodel import tiny_model
 
 PROFILES = Path(__file__).parents[1] / "fixtures" / "hardware" / "profiles"
@@ -41,7 +42,10 @@ def test_a_file_is_planned_for_this_machine(ctl: CliRunner, model: Path) -> None
     assert f"--model {model}" in result.output
 
 
-def test_a_file_is_planned_for_another_machine(ctl: CliRunner, model: Path) -> None:
+def test_a_file_is_planned_for_another_machine(ctl: CliRunner) -> None:
+    folder = quickstart_model_dir()
+    assert folder is not None, "no quickstart model: run make test, or scripts/quickstart.py"
+    (model,) = folder.glob("*.gguf")
     laptop = PROFILES / "laptop-nvidia-intel.json"
 
     result = run(ctl, "plan", model, "--hardware", laptop, "--json")

@@ -83,11 +83,16 @@ def test_a_child_on_the_processor_has_only_host_buffers() -> None:
     assert [part.device_id for part in measured(lines(log), planned())] == [HOST]
 
 
-def test_a_remote_device_is_known_by_its_name_without_the_address() -> None:
-    plan = replace(planned(24), devices=((DeviceId("rpc:a"), "RPC0", 33),))
-    line = BufferLine("load_tensors", "RPC0[127.0.0.1:50052]", BufferKind.MODEL, 10)
+def test_buffers_of_a_remote_device_are_known_by_its_address() -> None:
+    # The engine calls the first device of every server RPC0 here, whatever --device calls it.
+    one, other = DeviceId("rpc:127.0.0.1:50052"), DeviceId("rpc:10.0.0.2:50052#1")
+    plan = replace(planned(24), devices=((one, "RPC0", 20), (other, "RPC2", 13)))
+    logged = [
+        BufferLine("load_tensors", "RPC1[10.0.0.2:50052]", BufferKind.MODEL, 20),
+        BufferLine("load_tensors", "RPC0[127.0.0.1:50052]", BufferKind.MODEL, 10),
+    ]
 
-    assert measured([line], plan) == (DeviceBytes(DeviceId("rpc:a"), 10, 0, 0),)
+    assert measured(logged, plan) == (DeviceBytes(one, 10, 0, 0), DeviceBytes(other, 20, 0, 0))
 
 
 def test_a_device_outside_of_the_plan_is_shown_under_its_own_name() -> None:

@@ -1,6 +1,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import permutations, product
 
 import pytest
 from hypothesis import given, settings
@@ -9,12 +10,16 @@ from hypothesis import strategies as st
 from planners.backends import Engine
 from planners.errors import PlanError
 from planners.eviction import Candidate, victims
-from planners.hardware import HOST, Device, DeviceId, HardwareProfile
+from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile
+from planners.kv_cache import LaunchShape
+from planners.layout.budget import budgets
+from planners.memory import predict
 from planners.model import LayerKind, ModelInfo, ServedModel
 from planners.placement import plan_launch
 from planners.plan import InstanceId, LaunchPlan, Shortfall
 from planners.settings import PlacementRules
 from planners.sizes import GIB, MIB
+from planners.speed import PROMPT_WEIGHT, Learned, Speed, rates, speed
 from tests.fakes.machines import (
     CPU,
     CUDA,
@@ -364,3 +369,192 @@ def test_eight_devices_and_a_hundred_layers_are_planned_within_50_ms() -> None:
         times.append(time.process_time() - start_s)
 
     assert min(times) < 0.05
+
+
+AUTO = replace(RULES, type_k=None, type_v=None)
+REMOTE = replace(
+    nvidia(0, 24),
+    device_id=DeviceId("rpc:10.0.0.2:50052"),
+    kind=DeviceKind.REMOTE,
+    engine_names=(("cuda", "RPC0"), ("vulkan", "RPC0")),
+)
+
+
+def test_a_plan_says_how_fast_it_will_be() -> None:
+    on_card, on_host = planned(machine(CARD)), planned(machine())
+
+    assert on_card.predicted_decode_tokens_per_s is not None
+    assert on_host.predicted_decode_tokens_per_s is not None
+    assert on_card.predicted_decode_tokens_per_s > 3 * on_host.predicted_decode_tokens_per_s
+    assert "tokens/s of decode" in on_card.reasons[-1]
+
+
+def test_a_faster_card_is_taken_before_a_larger_one() -> None:
+    fast = replace(nvidia(0, 12), bandwidth_bytes_per_s=1000e9)
+    large = replace(nvidia(1, 48), bandwidth_bytes_per_s=300e9)
+
+    assert on(planned(machine(fast, large), served(context=4096))) == [("CUDA0", 33)]
+
+
+def test_a_device_that_slows_the_launch_down_is_left_out_with_the_reason() -> None:
+    slow = replace(nvidia(1, 24), name="a slow card", bandwidth_bytes_per_s=20e9)
+
+    plan = planned(machine(nvidia(0, 4), slow), served(context=4096))
+
+    assert [device for device, _, _ in plan.devices] == [CARD.device_id]
+    assert plan.n_gpu_layers < 33
+    assert any("a slow card is not used: at 11 GB/s" in reason for reason in plan.reasons)
+
+
+def test_a_processor_faster_than_every_device_does_it_alone() -> None:
+    slow = replace(nvidia(0, 24), bandwidth_bytes_per_s=10e9, compute_flops=0.1e12)
+
+    assert planned(machine(slow)).devices == ()
+
+
+def test_an_automatic_kv_type_is_conceded_after_the_context_and_before_a_layer() -> None:
+    roomy, tight, tighter = (
+        answer(machine(nvidia(0, gib)), served(context=16384, parallel=2), rules=AUTO)
+        for gib in (24, 8, 6)
+    )
+
+    assert isinstance(roomy, LaunchPlan)
+    assert isinstance(tight, LaunchPlan)
+    assert isinstance(tighter, LaunchPlan)
+    assert (roomy.type_k, roomy.n_gpu_layers) == ("f16", 33)
+    assert (tight.type_k, tight.type_v, tight.n_gpu_layers) == ("q8_0", "q8_0", 33)
+    assert (tighter.type_k, tighter.n_gpu_layers < 33) == ("q8_0", True)
+    assert any("KV cache in q8_0/q8_0, not f16/f16" in reason for reason in tight.reasons)
+
+
+def test_an_automatic_context_shrinks_before_the_kv_type_does() -> None:
+    plan = answer(machine(nvidia(0, 8)), rules=AUTO)
+
+    assert isinstance(plan, LaunchPlan)
+    assert (plan.context, plan.type_k) == (16384, "f16")
+
+
+def test_half_of_a_kv_type_may_be_fixed() -> None:
+    rules = replace(AUTO, type_v="f16")
+
+    plan = answer(machine(nvidia(0, 8)), served(context=32768), rules=rules)
+
+    assert isinstance(plan, LaunchPlan)
+    assert (plan.type_k, plan.type_v) == ("q8_0", "f16")
+
+
+def test_each_concession_has_its_price() -> None:
+    experts = planned(machine(nvidia(0, 8)), served(MOE, context=4096))
+    layers = planned(machine(nvidia(0, 4)), served(context=4096))
+    batch = planned(machine(nvidia(0, 5.06)), served(context=4096))
+
+    for plan in (experts, layers):
+        assert any(r.startswith("its price: decode at") for r in plan.reasons), plan.reasons
+    assert any("512 would read prompts" in reason for reason in batch.reasons)
+
+
+def test_without_a_fallback_nothing_runs_on_the_processor_alone() -> None:
+    deny = replace(RULES, allows_cpu_fallback=False)
+
+    no_device = answer(machine(), rules=deny)
+    part_of_it = answer(machine(nvidia(0, 4)), rules=deny)
+    busy = answer(machine(replace(CARD, free_bytes=0)), rules=deny)
+
+    assert isinstance(no_device, Shortfall)
+    assert "models.cpu_fallback is deny" in no_device.reason
+    assert isinstance(part_of_it, LaunchPlan)
+    assert 0 < part_of_it.n_gpu_layers < 33
+    assert isinstance(busy, Shortfall)
+    assert busy.missing_bytes[CARD.device_id] > 4 * GIB  # what eviction would have to bring
+
+
+def test_devices_of_other_machines_are_named_by_the_servers_in_use() -> None:
+    other = replace(
+        REMOTE,
+        device_id=DeviceId("rpc:10.0.0.3:50052"),
+        engine_names=(("cuda", "RPC1"),),
+        bandwidth_bytes_per_s=900e9,
+    )
+
+    plan = answer(machine(replace(REMOTE, bandwidth_bytes_per_s=300e9), other), engines=(CUDA,))
+
+    assert isinstance(plan, LaunchPlan)
+    assert plan.rpc_servers == ("10.0.0.3:50052",)
+    assert on(plan) == [("RPC0", 33)]  # the only one of that command line
+
+
+def test_a_remote_server_that_is_silent_is_told_and_left_out() -> None:
+    silent = replace(REMOTE, name="RPC server x", engine_names=(), total_bytes=None)
+
+    plan = planned(machine(silent))
+
+    assert plan.devices == ()
+    assert "RPC server x is not used: it does not answer" in plan.reasons
+
+
+def test_what_was_learned_decides_where_a_model_goes() -> None:
+    learned = Learned({CARD.device_id: 1e9}, {CARD.device_id: 1e9})
+
+    plan = plan_launch(
+        served(), hardware=machine(CARD), engines=ENGINES, rules=RULES, promised={}, learned=learned
+    )
+
+    assert isinstance(plan, LaunchPlan)
+    assert plan.devices == ()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    gibs=st.lists(st.floats(1, 8), min_size=1, max_size=2),
+    bandwidths=st.lists(st.floats(5e9, 2e12), min_size=2, max_size=2),
+    expert_bytes=st.sampled_from([0, 90 * MIB]),
+)
+def test_no_other_split_is_predicted_to_be_faster(
+    gibs: list[float], bandwidths: list[float], expert_bytes: int
+) -> None:
+    info = model_info(n_layer=6, layer_bytes=600 * MIB, expert_bytes=expert_bytes)
+    cards = [
+        replace(nvidia(i, gib), bandwidth_bytes_per_s=bandwidths[i]) for i, gib in enumerate(gibs)
+    ]
+    hardware = machine(*cards, host_gib=64)
+    plan = answer(hardware, served(info, context=4096), engines=(CUDA,))
+    assert isinstance(plan, LaunchPlan)
+
+    known = rates(hardware, n_threads=plan.n_threads)
+    shape = LaunchShape(4096, 1, 512, 512)  # with weights on the host the widest alone is tried
+    others = [speed(info, each, rates=known) for each in splits(shape, hardware, info)]
+
+    assert plan.predicted_decode_tokens_per_s is not None
+    assert plan.predicted_prompt_tokens_per_s is not None
+    chosen = Speed(plan.predicted_prompt_tokens_per_s, plan.predicted_decode_tokens_per_s)
+    assert _token_s(chosen) <= 1.03 * min(map(_token_s, others))
+
+
+def _token_s(told: Speed) -> float:
+    """What placement minimises."""
+    return 1 / told.decode_tokens_per_s + PROMPT_WEIGHT / told.prompt_tokens_per_s
+
+
+def splits(shape: LaunchShape, hardware: HardwareProfile, info: ModelInfo) -> list[LaunchShape]:
+    """Every split that fits, in every order, experts aside."""
+    ids = [device.device_id for device in hardware.devices]
+    room = {d.device_id: b for d, b in zip(hardware.devices, _rooms(hardware), strict=True)}
+    found = []
+    for order in permutations(ids):
+        for counts in product(range(info.n_layer + 2), repeat=len(order)):
+            if sum(counts) > info.n_layer + 1:
+                continue
+            split = tuple(pair for pair in zip(order, counts, strict=True) if pair[1])
+            shaped = replace(shape, split=split)
+            parts = predict(info, shaped, overhead_bytes={})
+            if all(p.upper_bytes <= room[p.device_id] for p in parts if p.device_id != HOST):
+                found.append(shaped)
+    return found
+
+
+def _rooms(hardware: HardwareProfile) -> list[int]:
+    room = budgets(hardware, backend="cuda", promised={}, held={})
+    return [
+        room.room_bytes(d.device_id) - max(600 * MIB, int((d.total_bytes or 0) * 0.03))
+        for d in hardware.devices
+    ]

@@ -3,8 +3,19 @@ from dataclasses import replace
 import pytest
 
 from planners.errors import PlanError
-from planners.layout.asked import asked, n_threads, ubatches
-from tests.fakes.machines import LLAMA_8B, RULES, host, model_info, served
+from planners.hardware import HOST, DeviceId
+from planners.layout.asked import asked, ubatches
+from planners.speed import Rate, Rates, rates
+from tests.fakes.machines import LLAMA_8B, RULES, host, machine, model_info, served
+
+CARD: Rates = {HOST: Rate(40e9, 0.2e12), DeviceId("card"): Rate(500e9, 50e12)}
+
+
+def cores(n_physical_cores: int) -> Rates:
+    """The rates of a processor alone, on all of its cores but one."""
+    hardware = replace(machine(), host=host(n_physical_cores=n_physical_cores))
+    return rates(hardware, n_threads=n_physical_cores - 1)
+
 
 EMBEDDER = model_info(pooling="mean", n_ctx_train=8192)
 
@@ -64,7 +75,7 @@ def test_rows_that_no_block_divides_are_kept_in_f16() -> None:
 
     wish = asked(served(info), rules=replace(RULES, type_k="q8_0", type_v="q8_0"))
 
-    assert (wish.type_k, wish.type_v) == ("f16", "f16")
+    assert wish.types == (("f16", "f16"),)
     assert "f16, not q8_0/q8_0" in wish.notes[0]
 
 
@@ -73,25 +84,25 @@ def test_without_flash_attention_v_is_not_quantised() -> None:
 
     wish = asked(served(info), rules=replace(RULES, type_k="q8_0", type_v="q8_0"))
 
-    assert (wish.type_k, wish.type_v, wish.flash_attn) == ("q8_0", "f16", False)
+    assert (wish.types, wish.flash_attn) == ((("q8_0", "f16"),), False)
 
 
 def test_an_embedding_model_reads_an_input_in_one_ubatch() -> None:
     wish = asked(served(EMBEDDER), rules=RULES)
 
     assert wish.contexts == (2048, 1024, 512)
-    assert ubatches(wish, EMBEDDER, context=2048, host=None) == (2048,)
+    assert ubatches(wish, EMBEDDER, context=2048, rates=CARD) == (2048,)
 
 
 def test_devices_try_512_first_and_never_more_than_the_context() -> None:
     wish = asked(served(), rules=RULES)
 
-    assert ubatches(wish, LLAMA_8B, context=4096, host=None) == (512, 256, 128)
-    assert ubatches(wish, LLAMA_8B, context=256, host=None) == (256, 128)
+    assert ubatches(wish, LLAMA_8B, context=4096, rates=CARD) == (512, 256, 128)
+    assert ubatches(wish, LLAMA_8B, context=256, rates=CARD) == (256, 128)
 
 
 @pytest.mark.parametrize(
-    ("n_params", "cores", "largest"),
+    ("n_params", "n_cores", "largest"),
     [
         pytest.param(135_000_000, 2, 64, id="a small model on two cores"),
         pytest.param(135_000_000, 8, 512, id="a small model on eight"),
@@ -100,12 +111,12 @@ def test_devices_try_512_first_and_never_more_than_the_context() -> None:
     ],
 )
 def test_a_processor_reads_about_a_second_at_a_time(
-    n_params: int, cores: int, largest: int
+    n_params: int, n_cores: int, largest: int
 ) -> None:
     info = replace(LLAMA_8B, n_params=n_params)
     wish = asked(served(info), rules=RULES)
 
-    sizes = ubatches(wish, info, context=4096, host=host(n_physical_cores=cores))
+    sizes = ubatches(wish, info, context=4096, rates=cores(n_cores))
 
     assert sizes[0] == largest
 
@@ -114,18 +125,9 @@ def test_experts_that_rest_cost_no_time() -> None:
     dense = replace(LLAMA_8B, n_params=8_000_000_000)
     sparse = replace(model_info(expert_bytes=100 << 20), n_params=8_000_000_000)
     wish = asked(served(dense), rules=RULES)
-    cores = host(n_physical_cores=32)
+    many = cores(32)
 
     assert (
-        ubatches(wish, sparse, context=4096, host=cores)[0]
-        > ubatches(wish, dense, context=4096, host=cores)[0]
+        ubatches(wish, sparse, context=4096, rates=many)[0]
+        > ubatches(wish, dense, context=4096, rates=many)[0]
     )
-
-
-@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (8, 7)])
-def test_one_core_is_left_to_others(cores: int, threads: int) -> None:
-    assert n_threads(host(n_physical_cores=cores)) == threads
-
-
-def test_threads_stay_within_a_quota() -> None:
-    assert n_threads(replace(host(n_physical_cores=64), n_cores=4)) == 3

@@ -3,11 +3,13 @@ from dataclasses import replace
 import pytest
 
 from planners.compute import MARGIN_SHARE, device_compute_bytes
-from planners.hardware import DeviceId
+from planners.hardware import HOST, DeviceId
 from planners.kv_cache import LaunchShape
 from planners.layout.budget import Budget
-from planners.layout.layer_split import Splitter
+from planners.layout.layer_split import Split, Splitter
+from planners.model import ModelInfo
 from planners.sizes import GIB, MIB
+from planners.speed import Rate, Rates
 from tests.fakes.machines import model_info
 
 INFO = model_info(n_layer=10, layer_bytes=100 * MIB)
@@ -26,45 +28,62 @@ def budget(device_id: DeviceId, room_bytes: int, *, name: str = "CUDA0") -> Budg
     return Budget(device_id, name, "a card", room_bytes, room_bytes, 0, False)
 
 
-def splitter(*devices: Budget, companion_bytes: int = 0) -> Splitter:
-    return Splitter(INFO, devices, companion_bytes=companion_bytes)
+FAST, SLOW = Rate(600e9, 50e12, 50e-6), Rate(30e9, 0.3e12)
+RATES: Rates = {HOST: SLOW, BIG: FAST, SMALL: FAST}
+
+
+def splitter(
+    *devices: Budget, info: ModelInfo = INFO, rates: Rates = RATES, companion_bytes: int = 0
+) -> Splitter:
+    return Splitter(info, devices, rates, companion_bytes, host_room_bytes=99 * GIB)
+
+
+def full(found: Splitter) -> Split:
+    layout = found.full(SHAPE)
+    return layout.shape.split if layout else ()
+
+
+def partial(found: Splitter) -> Split:
+    layout = found.partial(SHAPE)
+    return layout.shape.split if layout else ()
 
 
 def test_all_layers_go_to_the_fastest_device_alone_where_they_fit() -> None:
     both = splitter(budget(BIG, 24 * GIB), budget(SMALL, 24 * GIB))
 
-    assert both.full(SHAPE) == ((BIG, 11),)
+    assert full(both) == ((BIG, 11),)
 
 
 def test_the_fastest_device_takes_the_last_layers_and_the_next_one_the_rest() -> None:
-    full = fixed_bytes(n_gpu_layers=11)
-    big = budget(BIG, full + INFO.output_bytes + 4 * LAYER_BYTES)
+    fixed = fixed_bytes(n_gpu_layers=11)
+    big = budget(BIG, fixed + INFO.output_bytes + 4 * LAYER_BYTES)
+    small = budget(SMALL, fixed + 8 * LAYER_BYTES)  # either alone is too small
 
-    assert splitter(big, budget(SMALL, 24 * GIB)).full(SHAPE) == ((SMALL, 6), (BIG, 5))
+    assert full(splitter(big, small)) == ((SMALL, 6), (BIG, 5))
 
 
 def test_a_byte_too_little_costs_a_layer() -> None:
-    partial = fixed_bytes(n_gpu_layers=1)
-    exact = partial + INFO.output_bytes + 4 * LAYER_BYTES
+    fixed = fixed_bytes(n_gpu_layers=1)
+    exact = fixed + INFO.output_bytes + 4 * LAYER_BYTES
 
-    assert splitter(budget(BIG, exact)).partial(SHAPE) == ((BIG, 5),)
-    assert splitter(budget(BIG, exact - 1)).partial(SHAPE) == ((BIG, 4),)
+    assert partial(splitter(budget(BIG, exact))) == ((BIG, 5),)
+    assert partial(splitter(budget(BIG, exact - 1))) == ((BIG, 4),)
 
 
 @pytest.mark.parametrize("room_bytes", [-GIB, 0, 100 * MIB])
 def test_a_device_without_room_gets_no_layer(room_bytes: int) -> None:
     tight = splitter(budget(BIG, room_bytes))
 
-    assert tight.partial(SHAPE) == ()
-    assert tight.full(SHAPE) == ()
+    assert partial(tight) == ()
+    assert full(tight) == ()
 
 
 def test_the_projector_takes_its_room_on_the_first_device_by_name() -> None:
     room = fixed_bytes(n_gpu_layers=1) + INFO.output_bytes + 4 * LAYER_BYTES
     devices = (budget(BIG, room, name="CUDA1"), budget(SMALL, room, name="CUDA0"))
 
-    alone = splitter(*devices).partial(SHAPE)
-    joined = splitter(*devices, companion_bytes=4 * LAYER_BYTES).partial(SHAPE)
+    alone = partial(splitter(*devices))
+    joined = partial(splitter(*devices, companion_bytes=4 * LAYER_BYTES))
 
     assert alone == ((SMALL, 6), (BIG, 5))
     assert joined == ((SMALL, 3), (BIG, 5))
@@ -76,10 +95,10 @@ def test_as_few_experts_as_it_takes_go_to_the_host() -> None:
 
     def moved(short_bytes: int) -> int:
         room = budget(BIG, everything - short_bytes)
-        found = Splitter(info, (room,), companion_bytes=0).sparse(SHAPE)
+        found = splitter(room, info=info).sparse(SHAPE)
         assert found is not None
-        assert found.split == ((BIG, 11),)
-        return found.n_cpu_moe
+        assert found.shape.split == ((BIG, 11),)
+        return found.shape.n_cpu_moe
 
     assert moved(2 * GIB + 100 * MIB) <= moved(2 * GIB + 300 * MIB) <= 10
 

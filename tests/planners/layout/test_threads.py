@@ -1,0 +1,37 @@
+from dataclasses import replace
+
+import pytest
+
+from planners.hardware import HardwareProfile
+from planners.layout.threads import n_threads
+from tests.fakes.machines import LLAMA_8B, host, machine
+
+# SmolLM2 135M in Q4_1, as its header has it.
+LAYER = replace(LLAMA_8B.layers[0], weight_bytes=2_216_448, k_width=192, v_width=192, q_width=576)
+SMALL = replace(
+    LLAMA_8B,
+    layers=(LAYER,) * 30,
+    n_params=134_515_008,
+    input_bytes=30_081_024,
+    output_bytes=30_083_328,
+    tied_bytes=30_081_024,
+)
+
+
+def cores(n_physical: int, *, n_cores: int | None = None) -> HardwareProfile:
+    """A processor of two threads a core, of which `n_cores` may be used."""
+    processor = host(n_physical_cores=n_physical)
+    return replace(machine(), host=replace(processor, n_cores=n_cores or processor.n_cores))
+
+
+@pytest.mark.parametrize(("n_physical", "threads"), [(1, 1), (2, 2), (3, 2), (8, 7), (64, 63)])
+def test_of_more_than_two_cores_one_is_left_to_others(n_physical: int, threads: int) -> None:
+    assert n_threads(cores(n_physical), LLAMA_8B, n_parallel=1) == threads
+
+
+def test_threads_stay_within_a_quota() -> None:
+    assert n_threads(cores(64, n_cores=4), LLAMA_8B, n_parallel=1) == 3
+
+
+def test_a_second_core_joins_a_small_model_once_several_slots_are_busy() -> None:
+    assert [n_threads(cores(2), SMALL, n_parallel=n) for n in (1, 2, 4)] == [1, 2, 2]

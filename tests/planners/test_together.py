@@ -1,0 +1,66 @@
+from collections.abc import Sequence
+from dataclasses import replace
+
+from planners.hardware import HardwareProfile
+from planners.model import ModelId, ServedModel
+from planners.plan import LaunchPlan, Shortfall
+from planners.sizes import GIB
+from planners.together import plan_together
+from tests.fakes.machines import CPU, CUDA, RULES, machine, model_info, nvidia, served
+
+
+def models(*layer_mib: int) -> list[ServedModel]:
+    return [
+        replace(served(model_info(layer_bytes=mib << 20), context=4096), model_id=ModelId(f"m{i}"))
+        for i, mib in enumerate(layer_mib)
+    ]
+
+
+def together(
+    wanted: Sequence[ServedModel], hardware: HardwareProfile
+) -> list[LaunchPlan | Shortfall]:
+    answers = plan_together(
+        wanted, hardware=hardware, engines=(CPU, CUDA), rules=RULES, promised={}
+    )
+    assert list(answers) == [model.model_id for model in wanted]
+    return list(answers.values())
+
+
+def test_models_that_fit_together_share_the_cards_and_never_a_byte() -> None:
+    hardware = machine(nvidia(0, 12), nvidia(1, 12), host_gib=64)
+
+    plans = together(models(112, 112, 112), hardware)
+
+    for device in hardware.devices:
+        used = sum(
+            part.upper_bytes
+            for plan in plans
+            if isinstance(plan, LaunchPlan)
+            for part in plan.predicted
+            if part.device_id == device.device_id
+        )
+        assert used <= (device.free_bytes or 0)
+    assert all(isinstance(plan, LaunchPlan) for plan in plans)
+
+
+def test_the_card_goes_to_the_model_that_gains_most_by_it() -> None:
+    small, large = together(models(20, 200), machine(nvidia(0, 9), host_gib=64))
+
+    assert isinstance(small, LaunchPlan)
+    assert isinstance(large, LaunchPlan)
+    assert large.n_gpu_layers == 33
+    assert small.predicted_decode_tokens_per_s is not None
+
+
+def test_what_does_not_fit_beside_the_others_is_said() -> None:
+    first, second = together(models(150, 150), machine(host_gib=9))
+
+    assert sorted(type(answer).__name__ for answer in (first, second)) == [
+        "LaunchPlan",
+        "Shortfall",
+    ]
+    assert isinstance(first, LaunchPlan)  # of equals the given order
+
+
+def test_no_models_have_no_plans() -> None:
+    assert together([], machine(host_gib=float(GIB >> 30))) == []
