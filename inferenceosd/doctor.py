@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from planners.durations import format_duration
-from planners.hardware import HardwareProfile
+from planners.hardware import Device, DeviceKind, HardwareProfile
 from planners.sizes import GIB, MIB, format_size
 from proxy.admin_values import StatusReport
 from supervisor.drivers import Card, Drivers
@@ -225,12 +225,21 @@ def _devices(facts: Facts) -> Iterator[Check]:
         yield _pass("devices", f"engines can use {', '.join(device.name for device in usable)}")
     for device in facts.hardware.devices:
         if device.use and not device.engine_names:
-            said = f"{device.name} is there, but no engine sees it"
-            yield _warn("devices", said, _unseen_remedy(facts))
+            yield _unseen(device, facts)
     for told in facts.hiding:
         yield _warn(
             "devices", f"{told} hides devices from engines", "unset it if that is not meant"
         )
+
+
+def _unseen(device: Device, facts: Facts) -> Check:
+    if device.kind is not DeviceKind.REMOTE:
+        said = f"{device.name} is there, but no engine sees it"
+        return _warn("devices", said, _unseen_remedy(facts))
+    notes = () if facts.hardware is None else facts.hardware.notes
+    why = (note for note in notes if note.startswith(f"{device.name}: "))
+    remedy = "start ggml-rpc-server there, of this engine's version, or change rpc.servers"
+    return _warn("devices", next(why, f"{device.name}: it does not answer"), remedy)
 
 
 def _unseen_remedy(facts: Facts) -> str:

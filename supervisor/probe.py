@@ -24,6 +24,7 @@ from supervisor.devices.host import HostSource
 from supervisor.devices.identity import devices_of
 from supervisor.devices.kernel_files import ROOT
 from supervisor.devices.nvidia import NvidiaSource
+from supervisor.devices.rpc import RpcServers
 from supervisor.devices.rules import (
     ruled_device,
     ruled_host,
@@ -82,6 +83,7 @@ class HardwareProbe:
         self._readers = [PatientReader(s.name, s.read, limit_s=read_s) for s in looks]
         self._storage = PatientReader("storage", StorageSource(folders).read, limit_s=STORAGE_S)
         self._list_age_s = list_age_s
+        self._rpc = RpcServers()
         self._turn = asyncio.Lock()
         self._looks_again = False
         self._seen: Mapping[DeviceId, Device] = {}
@@ -96,6 +98,7 @@ class HardwareProbe:
         if {e.path for e in self._engines} != {e.path for e in engines}:
             self._seen = {}  # other engines see other devices
         self._engines, self._rules = tuple(engines), rules
+        self._rpc.adopt(rules.rpc_servers, engines)
 
     async def profile(self) -> HardwareProfile:
         """The machine at this moment, under READ_S and LIST_S. Raises HostUnread."""
@@ -105,10 +108,12 @@ class HardwareProbe:
             readings = await self._read_all()
             vendors = [sighting for reading in readings for sighting in reading.sightings]
             await self._refresh_listings(vendors, now_s=now_s)
-            devices = self._joined(vendors, now_s=now_s)
             storage = await self._read_storage()
+            remote = await self._rpc.look()
+        # From here on without an await: `adopt` may have come, and its engines count already.
+        devices = self._joined(vendors, now_s=now_s)
         carved = {s.pci: s.carved_out for s in vendors if s.carved_out}
-        ruled = tuple(
+        local = tuple(
             ruled_device(sharing(device, host, carved_out=carved.get(device.pci)), self._rules)
             for device in devices
         )
@@ -116,21 +121,26 @@ class HardwareProbe:
             *(note for reading in readings for note in reading.notes),
             *(listing.note for listing in self._listings.values() if listing.note),
         )
+        ruled = (*local, *(ruled_device(device, self._rules) for device in remote.devices))
         return HardwareProfile(
             host=ruled_host(host, self._rules.memory),
             devices=ruled,
-            notes=(*told, *self._remarks(ruled)),
+            notes=(
+                *told,
+                *remote.notes,
+                *self._remarks(local),
+                *unmatched(self._rules.devices, ruled),
+            ),
             storage=storage,
             absent=self._absences(ruled, told),
         )
 
     def _remarks(self, devices: Sequence[Device]) -> Iterator[str]:
-        """What an operator should know of devices that were read well."""
+        """What an operator should know of this machine's devices that were read well."""
         envs = ((engine.backend, child_env(engine, os.environ)) for engine in self._engines)
         hidden = [each for backend, env in envs for each in hiding(backend, env)]
         yield from unserved(devices, hiding=hidden)
         yield from unclear(devices, hiding=hidden)
-        yield from unmatched(self._rules.devices, devices)
 
     def _absences(self, devices: Sequence[Device], told: Sequence[str]) -> tuple[Absence, ...]:
         if not self._engines:
@@ -140,9 +150,10 @@ class HardwareProbe:
         return absences(devices, rules=rules, seen=seen, told=told)
 
     def look_again(self) -> None:
-        """Have the next profile ask every engine anew: devices may have come, gone or changed."""
+        """Have the next profile ask all engines and servers anew: devices may have changed."""
         self._listings = {p: replace(told, due_s=-inf) for p, told in self._listings.items()}
         self._looks_again = True
+        self._rpc.look_again()
 
     async def _read_all(self) -> list[Reading]:
         async with asyncio.TaskGroup() as tasks:

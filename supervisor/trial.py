@@ -104,9 +104,15 @@ async def try_engine(engine: Engine, *, limits: TrialLimits) -> Abilities:
     return Abilities(version=version, flags=flags)
 
 
-async def list_devices(engine: Engine, *, limit_s: float) -> tuple[EngineDevice, ...]:
-    """The devices the engine sees at this moment; () means CPU only. Raises TrialFailed."""
-    return parse_devices(await _ask(engine, "--list-devices", limit_s=limit_s))
+async def list_devices(
+    engine: Engine, *, limit_s: float, rpc_server: str | None = None
+) -> tuple[EngineDevice, ...]:
+    """The devices the engine sees at this moment; () means CPU only. Raises TrialFailed.
+
+    Those of `rpc_server`, a ggml-rpc-server's HOST:PORT, come before its own.
+    """
+    rpc = () if rpc_server is None else ("--rpc", rpc_server)
+    return parse_devices(await _ask(engine, *rpc, "--list-devices", limit_s=limit_s))
 
 
 def parse_version(lines: Iterable[str]) -> str:
@@ -155,18 +161,18 @@ def why_it_ended(
     return f"ended with {_spoken(returncode)} on {doing}: {last}", False
 
 
-async def _ask(engine: Engine, flag: str, *, limit_s: float) -> tuple[str, ...]:
-    """All lines the engine answers `flag` with, on either stream."""
+async def _ask(engine: Engine, *flags: str, limit_s: float) -> tuple[str, ...]:
+    """All lines the engine answers `flags` with, on either stream."""
     with _private_folder() as folder:
-        async with _tried(engine, (engine.path, flag), folder=folder) as (child, said):
+        async with _tried(engine, (engine.path, *flags), folder=folder) as (child, said):
             try:
                 async with asyncio.timeout(limit_s):
                     await child.wait()
             except TimeoutError as exc:
-                reason = f"gave no answer to {flag} within {limit_s:g} s"
+                reason = f"gave no answer to {flags[-1]} within {limit_s:g} s"
                 raise TrialFailed(path=engine.path, reason=reason) from exc
             if child.returncode != 0:
-                raise _ended(engine, child, doing=flag)
+                raise _ended(engine, child, doing=flags[-1])
             return tuple(said.lines)
 
 

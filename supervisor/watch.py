@@ -10,7 +10,7 @@ from time import monotonic, time
 
 import structlog
 
-from planners.hardware import Device, DeviceId, HardwareProfile
+from planners.hardware import Device, DeviceId, DeviceKind, HardwareProfile
 from supervisor.journal import Journal
 from supervisor.probe import HardwareProbe
 from supervisor.suspend import SLEPT_S, suspended_s
@@ -80,15 +80,15 @@ class DeviceWatch:
         """Tell what came, went, and whether the machine is degraded now."""
         last, self._last = self._last, profile
         # A driver that came up late shows a card that no engine had listed: ask once, not always.
-        unserved = frozenset(d.device_id for d in profile.devices if not d.engine_names)
+        unserved = frozenset(d.device_id for d in _here(profile) if not d.engine_names)
         self._must_look = self._must_look or bool(unserved - self._unserved)
         self._unserved = unserved
         if last is not None:
-            for device in _only_in(profile.devices, last.devices):
+            for device in _only_in(_here(profile), _here(last)):
                 self._record("device.appeared", f"{device.name} ({device.device_id})")
                 if not device.engine_names:
                     self.appeared.set()
-            for device in _only_in(last.devices, profile.devices):
+            for device in _only_in(_here(last), _here(profile)):
                 self._record("device.disappeared", f"{device.name} ({device.device_id})")
         was = () if last is None else last.absent
         if profile.absent and profile.absent != was:
@@ -103,6 +103,11 @@ class DeviceWatch:
         write = log.warning if is_trouble else log.info
         write(kind, reason=reason)
         self._journal.record(kind, reason=reason)
+
+
+def _here(profile: HardwareProfile) -> list[Device]:
+    """All devices; of ggml-rpc-servers only those that answer."""
+    return [d for d in profile.devices if d.engine_names or d.kind is not DeviceKind.REMOTE]
 
 
 def _only_in(devices: Iterable[Device], others: Iterable[Device]) -> list[Device]:

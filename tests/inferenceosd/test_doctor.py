@@ -7,7 +7,7 @@ import pytest
 
 from inferenceosd.doctor import Check, Disk, Facts, Verdict, checks, has_failed
 from inferenceosd.doctor_text import doctor_text
-from planners.hardware import HardwareProfile, Storage
+from planners.hardware import Device, DeviceId, DeviceKind, HardwareProfile, Storage
 from planners.model import BrokenFile
 from planners.profile_json import decode_profile
 from planners.sizes import GIB, MIB
@@ -68,6 +68,17 @@ UNSEEN = replace(
     machine("nvidia-24gb"),
     devices=(replace(machine("nvidia-24gb").devices[0], engine_names=()),),
 )
+
+SILENT = replace(
+    machine("no-gpu"),
+    devices=(
+        Device(
+            DeviceId("rpc:10.0.0.2:50052"), DeviceKind.REMOTE, "RPC server 10.0.0.2:50052", (),
+            None, None,
+        ),
+    ),
+    notes=("RPC server 10.0.0.2:50052: no answer within 2 s; models are placed without it",),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -144,6 +155,11 @@ UNSEEN = replace(
         pytest.param(
             replace(WELL, hardware=UNSEEN), Verdict.WARN, "devices", "no engine sees it",
             "build_backends.sh", id="a card no engine sees",
+        ),
+        pytest.param(
+            replace(WELL, hardware=SILENT), Verdict.WARN, "devices",
+            "RPC server 10.0.0.2:50052: no answer within 2 s", "start ggml-rpc-server there",
+            id="a server that does not answer",
         ),
         pytest.param(
             replace(WELL, hiding=("CUDA_VISIBLE_DEVICES=0",)), Verdict.WARN, "devices",

@@ -281,3 +281,31 @@ async def test_engines_may_be_replaced_while_one_is_being_asked(
 
     assert (await first).devices == ()
     assert (await watch.profile()).devices == ()
+
+
+async def test_what_is_adopted_while_the_machine_is_read_counts_already(
+    engine: Callable[..., Engine], tmp_path: Path
+) -> None:
+    asked = asyncio.Event()
+    slow = replace(engine(backend="cpu"), flags=frozenset({"--rpc"}))
+    go_on = tmp_path / "go-on"
+    Path(slow.path).write_text(f"#!/bin/sh\nuntil [ -e {go_on} ]; do sleep 0.02; done\n")
+    vulkan = engine(ARC.format(16000))
+
+    def met(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        writer.close()
+
+    async with await asyncio.start_server(met, "127.0.0.1", 0) as server, asyncio.timeout(20):
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        looker = probe()
+        looker.adopt((slow,), replace(rules(), rpc_servers=(address,)))
+        reading = asyncio.create_task(looker.profile())
+        await asked.wait()
+
+        looker.adopt((vulkan,), rules())
+        go_on.touch()
+        profile = await reading
+
+    assert [device.engine_names for device in profile.devices] == [(("vulkan", "Vulkan0"),)]
+    assert profile.notes == ()

@@ -17,6 +17,7 @@ from supervisor.suspend import suspended_s
 from supervisor.trial import parse_devices
 from supervisor.watch import DeviceWatch
 from tests.fakes.machines import RULES
+from tests.fakes.rpc_servers import free_port
 
 CARD = Sighting(
     source="nvml",
@@ -171,6 +172,20 @@ async def test_a_card_whose_driver_came_up_late_is_asked_of_the_engines_once(
     assert late.devices[0].engine_names == (("cuda", "CUDA0"),)
     assert not here.watch.is_due()
     assert ("device.appeared", f"{CARD.name} (pci:{CARD.pci})") in await here.events()
+
+
+async def test_a_server_that_does_not_answer_is_no_card_without_an_engine(
+    machine: Callable[..., Machine],
+) -> None:
+    here = machine(rules=replace(RULES, rpc_servers=(f"127.0.0.1:{free_port()}",)))
+    await here.watch.profile()
+
+    profile = await here.watch.profile()
+
+    assert [device.kind for device in profile.devices] == [DeviceKind.DISCRETE, DeviceKind.REMOTE]
+    assert not here.watch.is_due()
+    assert not here.watch.appeared.is_set()
+    assert not await here.events()
 
 
 def test_this_machines_sleep_is_counted_and_only_grows() -> None:
