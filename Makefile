@@ -3,6 +3,7 @@
 # make test   the tests, as CI runs them
 # make check  format, lint, types, layers
 # make bench  the daemon against the bare llama-server
+# make bench-speed   decode under the chosen flags against the best of a grid
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +13,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALL := $(PIP) install --no-deps --require-hashes
 
-.PHONY: demo run test check bench clean
+.PHONY: demo run test check bench bench-speed clean
 
 demo: $(VENV)/.quickstart
 	@$(BIN)/python -m scripts.demo
@@ -31,6 +32,9 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.dev $(VENV)/.quickstart
 	$(BIN)/python -m bench
+
+bench-speed: $(VENV)/.dev $(VENV)/.quickstart
+	$(BIN)/python -m bench.speed
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

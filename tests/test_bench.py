@@ -2,6 +2,7 @@
 
 import pytest
 
+from bench import speed
 from bench.__main__ import measured
 
 ROWS = [
@@ -22,3 +23,14 @@ def test_a_short_seeded_run_fills_the_whole_table() -> None:
         *values, ratio, ratio_of_noise = row[40:].split()
         assert values[1::2] in (["ms"] * 3, ["µs"] * 3)
         assert all(float(number) > 0 for number in (values[0], values[2], ratio, ratio_of_noise))
+
+
+@pytest.mark.llama
+async def test_a_short_run_of_the_speed_bench_prints_a_row(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    await speed.measured(slots=[1], rounds=2, n_tokens=4, prompt_rounds=0)
+
+    lines = capsys.readouterr().out.splitlines()
+    row = next(line for line in lines if line.split()[:1] == ["1"])
+    assert "t1 ub512:" in row
