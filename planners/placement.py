@@ -152,7 +152,20 @@ class _Search:
         if not any(placed.is_wanted for placed in found):
             on_host = (p for p in self._on_host(engines) if not p.missing_bytes(p.room))
             found.extend(p for p in [next(on_host, None)] if p is not None)
-        return min(found, key=lambda placed: placed.token_s, default=None)
+        if not found:
+            return None
+        return self._reordered(min(found, key=lambda placed: placed.token_s))
+
+    def _reordered(self, placed: _Placed) -> _Placed:
+        """`placed`, or the same with its devices in another order where that is faster."""
+        if not placed.shape.split:
+            return placed
+        layout = self._splitter(placed.room).reordered(placed.shape)
+        if layout is None:
+            return placed
+        other = self._placed(placed.engine, placed.room, layout.shape)
+        is_better = other.token_s < placed.token_s and not other.missing_bytes(other.room)
+        return other if is_better else placed
 
     def plan(self, placed: _Placed) -> LaunchPlan:
         """The plan, with a prompt cache out of the host memory that is left."""
@@ -253,27 +266,30 @@ class _Search:
         ways = (self._placed(engine, room, shape) for shape in self._offloaded(room))
         return next((placed for placed in ways if not placed.missing_bytes(room)), None)
 
-    def _offloaded(self, room: Budgets) -> Iterator[LaunchShape]:
-        """Shapes with a split that fits the devices, best first."""
-        splitter = Splitter(
+    def _splitter(self, room: Budgets) -> Splitter:
+        return Splitter(
             self.info,
             room.devices,
             rates=self.rates,
             companion_bytes=self._companion_upper_bytes(),
             host_room_bytes=room.host_bytes,
         )
-        for types in self.asked.types:
+
+    def _offloaded(self, room: Budgets) -> Iterator[LaunchShape]:
+        """Shapes with a split that fits the devices, best first."""
+        splitter = self._splitter(room)
+        for types in self.asked.types if splitter.holds_weights else ():
             for context in self.asked.contexts:
                 for shape in self._shapes(context, types, devices=room.devices):
                     if (full := splitter.full(shape)) is not None:
                         rival = None if splitter.is_host_slower else splitter.partial(shape)
-                        yield splitter.refined(_faster(full, rival)).shape
+                        yield _faster(full, rival).shape
         has_experts = any(layer.expert_bytes for layer in self.info.layers)
         types = self.asked.types[-1]  # conceded before an expert leaves its device
         for context in self.asked.contexts_up_to(CONTEXT_ON_HOST):
             for shape in self._lean_shapes(context, types, devices=room.devices):
                 if (sparse := splitter.sparse(shape)) is not None:
-                    yield splitter.refined(_faster(sparse, splitter.partial(shape))).shape
+                    yield _faster(sparse, splitter.partial(shape)).shape
         for context in self.asked.contexts_up_to(CONTEXT_WORTH_LAYERS):
             for shape in self._lean_shapes(context, types, devices=room.devices):
                 found = splitter.partial(shape)
@@ -284,7 +300,7 @@ class _Search:
                     if has_experts
                     else None
                 )
-                yield splitter.refined(_faster(found, lean)).shape
+                yield _faster(found, lean).shape
 
     def _on_host(self, engines: tuple[Engine, ...]) -> Iterator[_Placed]:
         """Ways without a device, best first, by a CPU build where there is one."""

@@ -180,9 +180,10 @@ def loads(
     known: dict[LayerInfo, Load] = {}  # few kinds of layer make up a model
     found = []
     for layer in model.layers:
-        if layer not in known:
-            known[layer] = _load(model, layer, shape, used=used, share=share, per_byte=per_byte)
-        found.append(known[layer])
+        if (load := known.get(layer)) is None:
+            load = _load(model, layer, shape, used=used, share=share, per_byte=per_byte)
+            known[layer] = load
+        found.append(load)
     output = model.output_bytes
     found.append(Load(output, 0.0, 2 * per_byte * output, 0.0, output, 0))
     return tuple(found)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import islice, permutations
 
 from planners.backends import Engine
 from planners.hardware import DeviceId, HardwareProfile
@@ -11,7 +10,7 @@ from planners.placement import plan_launch
 from planners.plan import LaunchPlan, Shortfall
 from planners.settings import PlacementRules
 
-ORDERS = 6  # all of three models; of more, those that move the last ones first
+ORDERS = 3  # who is planned first has the best places: each of three models once
 
 Answers = dict[ModelId, LaunchPlan | Shortfall]
 
@@ -26,11 +25,13 @@ def plan_together(
 ) -> Answers:
     """A plan for each model beside the others, or what it lacks then, in the given order.
 
-    Each is planned on what those before it left. Of the first orders to plan in, the one that
-    fits most models counts, then the least time for a token of each; of equals the given order.
+    Each is planned on what those before it left: in the given order, and with each other one of
+    the first few before the rest. The order that fits most models counts, then the least time for
+    a token of each; of equals the given one.
     """
     best: Answers | None = None
-    for order in islice(permutations(models), ORDERS):
+    for i in range(min(max(len(models), 1), ORDERS)):
+        order = (*models[i : i + 1], *models[:i], *models[i + 1 :])
         answers = _in_turn(order, hardware, engines, rules, promised)
         if best is None or _merit(answers) > _merit(best):
             best = answers

@@ -74,15 +74,19 @@ class Splitter:
         index = bisect_left(shapes, True, key=self._fits)
         return self.full(shapes[index]) if index < len(shapes) else None
 
-    def refined(self, layout: Layout) -> Layout:
-        """The same shape in the best of the orders that were left out so far."""
-        shape = replace(layout.shape, split=())
-        n_gpu_layers, most = layout.shape.n_gpu_layers, 0
-        if n_gpu_layers <= self.info.n_layer:
-            most = self._most_on_host(shape)
-        orders = tuple(_other_orders(self.devices, self.rates))
-        task = _Task(self, shape, n_gpu_layers=n_gpu_layers, most_on_host=most)
-        return min((layout, *task.layouts(orders)), key=lambda each: each.cost_ps)
+    def reordered(self, shape: LaunchShape) -> Layout | None:
+        """The same shape in the best of the orders that were left out; None where none fits."""
+        most = 0 if shape.n_gpu_layers > self.info.n_layer else self._most_on_host(shape)
+        task = _Task(self, shape, n_gpu_layers=shape.n_gpu_layers, most_on_host=most)
+        layouts = task.layouts(_other_orders(self.devices, self.rates))
+        return min(layouts, key=lambda each: each.cost_ps, default=None)
+
+    @property
+    def holds_weights(self) -> bool:
+        """False where no shape whatever has all layers on devices; quickly told."""
+        room = sum(max(0, b.room_bytes - b.overhead_bytes) for b in self.devices)
+        weights = sum(layer.weight_bytes for layer in self.info.layers)
+        return weights + self.info.output_bytes <= room
 
     @property
     def is_host_slower(self) -> bool:
@@ -179,10 +183,11 @@ def layer_sizes(info: ModelInfo, shape: LaunchShape) -> list[int]:
     kept: dict[LayerInfo, int] = {}  # few kinds of layer make up a model
     sizes = []
     for i, layer in enumerate(info.layers):
-        if layer not in kept:
-            kept[layer] = layer_kv_bytes(info, layer, shape) + layer_state_bytes(layer, shape)
+        if (n_bytes := kept.get(layer)) is None:
+            n_bytes = layer_kv_bytes(info, layer, shape) + layer_state_bytes(layer, shape)
+            kept[layer] = n_bytes
         moved = layer.expert_bytes if i < shape.n_cpu_moe else 0
-        sizes.append(layer.weight_bytes - moved + kept[layer])
+        sizes.append(layer.weight_bytes - moved + n_bytes)
     return [*sizes, info.output_bytes]
 
 

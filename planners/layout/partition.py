@@ -79,21 +79,21 @@ def _with(
     """The least cost of the first i layers with one more place, and where its block begins."""
     n = len(before)
     cost = [*accumulate(place.layer_ps, initial=0)]
+    saved = [so_far - there for so_far, there in zip(before, cost, strict=True)]
     window: deque[int] = deque()  # beginnings in order, the cheapest first
     best, begun = [inf] * n if place.is_needed else list(before), list(range(n))
     for i in range(1, n):
-        begin_ps = before[i - 1] - cost[i - 1]
-        while window and before[window[-1]] - cost[window[-1]] > begin_ps:
+        begin_ps = saved[i - 1]
+        while window and saved[window[-1]] > begin_ps:
             window.pop()
         window.append(i - 1)
-        while window and ends[i] - ends[window[0]] > place.room_bytes:
+        least_end = ends[i] - place.room_bytes
+        while window and ends[window[0]] < least_end:
             window.popleft()
-        if not window:
-            continue
-        j = window[0]
-        total = before[j] - cost[j] + cost[i] + place.entry_ps
-        if total <= best[i] and total < inf:
-            best[i], begun[i] = total, j
+        if window:
+            total = saved[window[0]] + cost[i] + place.entry_ps
+            if total <= best[i] and total < inf:
+                best[i], begun[i] = total, window[0]
     return best, begun
 
 
