@@ -114,10 +114,8 @@ def _why_stop(view: View, seen: Observed, *, now_s: float) -> str | None:
         return "the model is no longer offered"
     if launch_key(served, view.rules) != seen.launch_key:
         return "its file or its settings changed"
-    if (rule := _broken_rule(view.hardware, seen.plan)) is not None:
+    if (rule := _broken_rule(view, seen.plan)) is not None:
         return rule
-    if not (view.rules.allows_cpu_fallback or seen.plan.devices):
-        return "models.cpu_fallback is deny: it may no longer run on the processor alone"
     if served.settings.pin or seen.waiting:
         return None
     if seen.state is InstanceState.READY and seen.idle_since_s is not None:
@@ -135,9 +133,13 @@ def _expired(idle_s: float, *, keep_alive_s: float) -> str | None:
     return f"unused for {idle}, its keep_alive is {keep_alive}"
 
 
-def _broken_rule(hardware: HardwareProfile, plan: LaunchPlan) -> str | None:
-    """Why the operator's device rules no longer allow a running plan; None where they do."""
-    for device in hardware.devices:
+def _broken_rule(view: View, plan: LaunchPlan) -> str | None:
+    """Why the operator's rules no longer allow a running plan; None where they do."""
+    if not (view.rules.allows_cpu_fallback or plan.devices):
+        return "models.cpu_fallback is deny: it may no longer run on the processor alone"
+    if gone := set(plan.rpc_servers).difference(view.rules.rpc_servers):
+        return f"{min(gone)} is no longer one of rpc.servers"
+    for device in view.hardware.devices:
         ours_bytes = plan.bytes_on(device.device_id)
         if ours_bytes and not device.use:
             return f"{device.name} may no longer be used"

@@ -83,6 +83,7 @@ def test_every_section_reaches_the_value_it_configures() -> None:
         context = 8192
         parallel = 2
         cache_type_k = "q8_0"
+        cpu_fallback = "deny"
         max_loaded = 3
         max_waiting = 7
         [memory]
@@ -95,6 +96,8 @@ def test_every_section_reaches_the_value_it_configures() -> None:
         restart_limit = 2
         [engine]
         order = ["vulkan", "cpu"]
+        [rpc]
+        servers = ["10.0.0.2:50052", "[fd00::2]:50052"]
         [devices."NVIDIA GeForce RTX 4090"]
         limit = "20GiB"
         use = true
@@ -113,6 +116,8 @@ def test_every_section_reaches_the_value_it_configures() -> None:
     assert config.placement.memory == MemoryRule(32 << 30, 2 << 30)
     assert config.placement.device_reserve_bytes == 256 << 20
     assert config.placement.backends == ("vulkan", "cpu")
+    assert not config.placement.allows_cpu_fallback
+    assert config.placement.rpc_servers == ("10.0.0.2:50052", "[fd00::2]:50052")
     rule = DeviceRule("NVIDIA GeForce RTX 4090", 20 << 30, None, True)
     assert config.placement.devices == (rule,)
     assert (config.fleet.max_loaded, config.fleet.max_waiting) == (3, 7)

@@ -191,3 +191,18 @@ def test_what_an_engine_needs_is_put_into_its_environment() -> None:
     needy = replace(CPU, env=(("LD_LIBRARY_PATH", "/engines/cpu"),))
 
     assert child_env(needy, {})["LD_LIBRARY_PATH"] == "/engines/cpu"
+
+
+def test_servers_of_other_machines_come_before_the_names_that_they_make() -> None:
+    plan = plan_on(24, rpc_servers=("10.0.0.2:50052", "10.0.0.3:50052"))
+    able = engine("cuda", flags=FLAGS | {"--rpc"})
+
+    words = argv(plan, engine=able)
+
+    assert value("--rpc", words) == "10.0.0.2:50052,10.0.0.3:50052"
+    assert words.index("--rpc") < words.index("--device")
+
+
+def test_an_engine_without_rpc_cannot_launch_on_another_machine() -> None:
+    with pytest.raises(MissingFlag, match="--rpc"):
+        argv(plan_on(24, rpc_servers=("10.0.0.2:50052",)))

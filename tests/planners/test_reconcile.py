@@ -206,6 +206,26 @@ def test_keep_alive_zero_unloads_as_soon_as_the_request_is_over() -> None:
     assert isinstance(stop, Stop)
 
 
+def test_a_model_on_the_processor_is_stopped_once_that_is_denied() -> None:
+    world = view(A, instances=(busy(A),))
+
+    (stop,) = actions(replace(world, rules=replace(RULES, allows_cpu_fallback=False)))
+
+    assert isinstance(stop, Stop)
+    assert "models.cpu_fallback is deny" in stop.reason
+
+
+def test_a_model_on_a_server_no_longer_configured_is_stopped() -> None:
+    remote = replace(planned(A), rpc_servers=("10.0.0.2:50052",))
+    world = view(A, instances=(replace(busy(A), plan=remote),))
+    configured = replace(RULES, rpc_servers=("10.0.0.2:50052",))
+
+    (stop,) = actions(world)
+
+    assert stop == Stop(InstanceId("i-a"), "10.0.0.2:50052 is no longer one of rpc.servers")
+    assert actions(replace(world, rules=configured)) == ()
+
+
 def test_a_model_no_longer_offered_is_stopped() -> None:
     (stop,) = actions(view(B, instances=(busy(A),)))
 
