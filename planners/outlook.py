@@ -10,7 +10,7 @@ from planners.placement import plan_launch
 from planners.plan import LaunchPlan, Shortfall
 from planners.settings import PlacementRules
 from planners.sizes import GIB
-from planners.speed import NOTICED, format_rate
+from planners.speed import NOTHING_LEARNED, NOTICED, Learned, format_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class Surroundings:
     rules: PlacementRules
     promised: Mapping[DeviceId, int]
     held: Mapping[DeviceId, int]
+    learned: Learned = NOTHING_LEARNED
+    """Rates of that machine's devices, as served requests showed them."""
 
 
 def outlook(served: ServedModel, hardware: HardwareProfile, around: Surroundings) -> Outlook:
@@ -59,6 +61,7 @@ def _planned(
         rules=around.rules,
         promised=around.promised,
         held=around.held,
+        learned=around.learned,
     )
 
 

@@ -63,7 +63,7 @@ def plan_launch(
     observed here. Raises PlanError where the rules name an unknown KV cache type.
     """
     ask = asked(served, rules=rules)
-    threads = n_threads(hardware, served.info, n_parallel=ask.n_parallel, learned=learned)
+    threads = n_threads(hardware, served.info, n_parallel=ask.n_parallel)
     search = _Search(
         served,
         ask,

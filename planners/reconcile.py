@@ -237,6 +237,7 @@ def _planned(
         promised=ours.promised,
         held=ours.held,
         could_free=could_free,
+        learned=view.learned,
     )
 
 

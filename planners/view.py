@@ -10,6 +10,7 @@ from planners.hardware import HardwareProfile
 from planners.model import ModelId, ServedModel
 from planners.plan import DeviceBytes, InstanceId, LaunchPlan
 from planners.settings import FleetSettings, PlacementRules
+from planners.speed import NOTHING_LEARNED, Learned
 
 
 class InstanceState(Enum):
@@ -85,3 +86,5 @@ class View:
     """None while they are still being tried: nothing is launched and nobody refused."""
     rules: PlacementRules
     settings: FleetSettings
+    learned: Learned = NOTHING_LEARNED
+    """Rates of the devices, as served requests showed them."""

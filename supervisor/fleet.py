@@ -15,12 +15,14 @@ import structlog
 
 from planners.backends import Engine
 from planners.hardware import HardwareProfile
+from planners.learning import Exchange, learned_from
 from planners.model import BrokenFile, ModelId, ServedModel
 from planners.other_machine import engines_there
 from planners.outlook import Outlook, Surroundings, outlook
 from planners.plan import InstanceId, LaunchPlan
 from planners.reconcile import Action, Refuse, Restart, Start, Stop, reconcile, taken
 from planners.settings import FleetSettings, PlacementRules
+from planners.speed import NOTHING_LEARNED
 from planners.view import Observed, View
 from supervisor.catalogue import Catalogue
 from supervisor.errors import SupervisorError
@@ -78,6 +80,7 @@ class Fleet:
         self._profile: HardwareProfile | None = None
         self._profiled_s = -inf
         self._launched = 0
+        self._learned = NOTHING_LEARNED
         self._woken = asyncio.Event()
         self._stopping = asyncio.Event()
         self._shop = Shop(
@@ -164,6 +167,7 @@ class Fleet:
         """What an exchange under `lease` did."""
         if instance := self._instances.get(lease.instance_id):
             instance.served(usage)
+            self._learn(instance.observe(), usage)
 
     async def load(self, model_id: ModelId, *, keep_alive_s: float | None = None) -> float:
         """Seconds until the model was ready, 0.0 where it was. Raises LeaseError."""
@@ -202,7 +206,9 @@ class Fleet:
         profile = await self.profile()
         others = [seen for seen in self.running() if seen.model_id != served.model_id]
         ours = taken(profile, others)
-        around = Surroundings(here, self._desired.rules, ours.promised, ours.held)
+        around = Surroundings(
+            here, self._desired.rules, ours.promised, ours.held, learned=self._learned
+        )
         return outlook(served, profile, around)
 
     async def profile(self) -> HardwareProfile:
@@ -260,6 +266,22 @@ class Fleet:
             if instance.model_id == model_id:
                 instance.keep_alive_s = keep_alive_s
 
+    def _learn(self, seen: Observed, usage: Usage) -> None:
+        """Take an exchange that had its child to itself into the rates of the devices."""
+        served = self._catalogue.models.get(seen.model_id)
+        if self._profile is None or served is None or seen.running != 1:
+            return
+        exchange = Exchange(
+            usage.prompt_tokens, usage.prompt_s, usage.decode_tokens, usage.decode_s
+        )
+        self._learned = learned_from(
+            exchange,
+            self._learned,
+            hardware=self._profile,
+            model=served.info,
+            plan=seen.plan,
+        )
+
     # The loop's own.
 
     async def _look_forever(self, tasks: asyncio.TaskGroup) -> None:
@@ -299,6 +321,7 @@ class Fleet:
             engines=self._desired.engines,
             rules=self._desired.rules,
             settings=self._desired.settings,
+            learned=self._learned,
         )
 
     def _begin(self, action: Action, tasks: asyncio.TaskGroup) -> None:

@@ -10,21 +10,18 @@ one and on two threads: 150 and 87 in one slot, 102 and 136 in two.
 from planners.hardware import HOST, HardwareProfile
 from planners.kv_cache import LaunchShape
 from planners.model import ModelInfo
-from planners.speed import NOTHING_LEARNED, USED_TOKENS, Learned, rates, speed
+from planners.speed import USED_TOKENS, rates, speed
 
 
-def n_threads(
-    hardware: HardwareProfile,
-    model: ModelInfo,
-    *,
-    n_parallel: int,
-    learned: Learned = NOTHING_LEARNED,
-) -> int:
-    """The count with the fastest predicted decode of all slots; of equals the least."""
+def n_threads(hardware: HardwareProfile, model: ModelInfo, *, n_parallel: int) -> int:
+    """The count with the fastest predicted decode of all slots; of equals the least.
+
+    By default rates alone: a learned one is of the count that it was learned with.
+    """
     shape = LaunchShape(USED_TOKENS * n_parallel, n_parallel, n_batch=64, n_ubatch=64)
 
     def tokens_per_s(count: int) -> float:
-        host = rates(hardware, n_threads=count, learned=learned)[HOST]
+        host = rates(hardware, n_threads=count)[HOST]
         return speed(model, shape, rates={HOST: host}).decode_tokens_per_s
 
     cores = max(1, min(hardware.host.n_physical_cores, hardware.host.n_cores))

@@ -1,9 +1,10 @@
 from dataclasses import replace
 
-from planners.hardware import Device, HardwareProfile, Host
+from planners.hardware import Device, DeviceId, DeviceKind, HardwareProfile, Host
 from planners.outlook import Outlook, Surroundings, outlook
 from planners.plan import LaunchPlan, Shortfall
 from planners.sizes import GIB
+from planners.speed import Learned
 from tests.fakes.machines import CUDA, INTEGRATED, RULES, VULKAN, machine, nvidia, served
 
 AROUND = Surroundings(engines=(CUDA, VULKAN), rules=RULES, promised={}, held={})
@@ -30,6 +31,19 @@ def test_one_more_gib_on_a_card_that_is_too_small_brings_layers() -> None:
     (sentence,) = found.one_more_gib
     assert sentence.startswith("1 GiB more on card 0 of 3 GiB: ")
     assert f"rather than {n_layers} layers on devices" in sentence
+
+
+def test_what_was_learned_of_a_card_counts_in_the_outlook_too() -> None:
+    card = nvidia(0, 24.0)
+    slow = Learned({card.device_id: 5e9}, {card.device_id: 1e12})
+
+    usual = looked(card).answer
+    taught = outlook(served(), machine(card), replace(AROUND, learned=slow)).answer
+
+    assert isinstance(usual, LaunchPlan)
+    assert isinstance(taught, LaunchPlan)
+    assert usual.devices
+    assert taught.predicted_decode_tokens_per_s != usual.predicted_decode_tokens_per_s
 
 
 def test_where_nothing_would_be_better_nothing_is_said() -> None:
@@ -66,3 +80,15 @@ def test_limits_grow_with_what_they_limit() -> None:
 
     assert isinstance(found.answer, Shortfall)
     assert found.one_more_gib == ("1 GiB more on host: it would fit, with context 4096 × 1",)
+
+
+def test_a_server_on_this_very_machine_has_no_memory_of_its_own_to_grow() -> None:
+    server = Device(
+        DeviceId("rpc:127.0.0.1:50052"), DeviceKind.REMOTE, "RPC server 127.0.0.1:50052",
+        (("cuda", "RPC0"),), 3 * GIB, 3 * GIB,
+    )  # fmt: skip
+
+    sentences = looked(server, host_gib=5.0, context=4096).one_more_gib
+
+    assert server.shares_host
+    assert [each.partition(":")[0] for each in sentences] == ["1 GiB more on host"]

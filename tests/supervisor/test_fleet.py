@@ -15,10 +15,11 @@ import psutil
 import pytest
 
 from planners.model import ModelId
+from planners.plan import LaunchPlan
 from planners.settings import ModelRule
 from planners.view import InstanceState
 from supervisor.devices.sighting import Reading
-from supervisor.lease import LineFull, ModelUnavailable, Stopping, WaitTimedOut
+from supervisor.lease import LineFull, ModelUnavailable, Stopping, Usage, WaitTimedOut
 from supervisor.tinymodel import tiny_model
 from tests.fakes.fleet_world import TINY, MakeWorld
 from tests.fakes.machines import PLAIN
@@ -514,3 +515,23 @@ async def test_children_live_in_a_private_folder_with_a_scrubbed_environment(
 
         assert Path(child.cwd()) == world.run_dir / "cwd"
         assert not {"LLAMA_ARG_CTX_SIZE", "LD_PRELOAD"} & set(child.environ())
+
+
+async def test_what_a_request_took_is_what_the_next_plan_predicts(fleet_world: MakeWorld) -> None:
+    async with fleet_world() as world:
+        served = world.fleet.resolve("tiny")
+        assert served is not None
+        usual = (await world.fleet.outlook(served)).answer
+        assert isinstance(usual, LaunchPlan)
+        usual_rate = usual.predicted_prompt_tokens_per_s
+        assert usual_rate is not None
+        observed = usual_rate / 2
+        usage = Usage(prompt_tokens=96, prompt_s=96 / observed, decode_tokens=1, decode_s=0.0)
+
+        async with world.fleet.lease(TINY, caller="test") as lease:
+            world.fleet.report(lease, usage)
+        plan = (await world.fleet.outlook(served)).answer
+
+        assert isinstance(plan, LaunchPlan)
+        assert plan.predicted_prompt_tokens_per_s is not None
+        assert 0.3 * usual_rate < plan.predicted_prompt_tokens_per_s < 0.7 * usual_rate
