@@ -177,12 +177,14 @@ def loads(
     used = min(used_tokens, shape.n_ctx_seq)
     per_byte = _params_per_byte(model)
     share = _touched(model, shape.n_parallel)
-    known: dict[LayerInfo, Load] = {}  # few kinds of layer make up a model
+    known: dict[tuple[LayerKind, *tuple[int, ...]], Load] = {}  # few kinds make up a model
     found = []
     for layer in model.layers:
-        if (load := known.get(layer)) is None:
+        widths = (layer.k_width, layer.v_width, layer.q_width, layer.state_width)
+        kind = (layer.kind, layer.weight_bytes, layer.expert_bytes, *widths)
+        if (load := known.get(kind)) is None:
             load = _load(model, layer, shape, used=used, share=share, per_byte=per_byte)
-            known[layer] = load
+            known[kind] = load
         found.append(load)
     output = model.output_bytes
     found.append(Load(output, 0.0, 2 * per_byte * output, 0.0, output, 0))

@@ -1,8 +1,8 @@
 """Which layers go to which device: the fastest contiguous blocks that fit, the output layer last.
 
 llama.cpp keeps a prefix of the layers on the host and gives each device one block, in `--device`
-order. Orders: all of up to three devices; of more, the fastest last, and once a shape is found
-each other one in its stead, since only the last block is unlike the rest.
+order. Orders: all of up to three devices; of more, the fastest last, and once a shape is found each
+of the next three in its stead, since only the last block is unlike the rest.
 """
 
 from bisect import bisect_left
@@ -16,7 +16,7 @@ from planners.kv_cache import LaunchShape, layer_kv_bytes, layer_state_bytes
 from planners.layout.budget import Budget
 from planners.layout.partition import Blocks, Place, fits, partition
 from planners.memory import host_overhead_bytes
-from planners.model import LayerInfo, ModelInfo
+from planners.model import LayerKind, ModelInfo
 from planners.speed import (
     PROMPT_WEIGHT,
     Load,
@@ -77,7 +77,7 @@ class Splitter:
     def reordered(self, shape: LaunchShape) -> Layout | None:
         """The same shape in the best of the orders that were left out; None where none fits."""
         most = 0 if shape.n_gpu_layers > self.info.n_layer else self._most_on_host(shape)
-        task = _Task(self, shape, n_gpu_layers=shape.n_gpu_layers, most_on_host=most)
+        task = _Task.of(self, shape, n_gpu_layers=shape.n_gpu_layers, most_on_host=most)
         layouts = task.layouts(_other_orders(self.devices, self.rates))
         return min(layouts, key=lambda each: each.cost_ps, default=None)
 
@@ -97,12 +97,12 @@ class Splitter:
 
     def _fits(self, shape: LaunchShape) -> bool:
         """Whether all layers find room on devices, a companion left out."""
-        task = _Task(self, shape, n_gpu_layers=self.info.n_layer + 1, most_on_host=0)
+        task = _Task.of(self, shape, n_gpu_layers=self.info.n_layer + 1, most_on_host=0)
         return bool(task.possible(_first_orders(self.devices)))
 
     def _best(self, shape: LaunchShape, *, n_gpu_layers: int, most_on_host: int) -> Layout | None:
         """The fastest of the first orders; for a companion, of all devices that could take it."""
-        task = _Task(self, shape, n_gpu_layers=n_gpu_layers, most_on_host=most_on_host)
+        task = _Task.of(self, shape, n_gpu_layers=n_gpu_layers, most_on_host=most_on_host)
         layouts = task.layouts(_first_orders(self.devices))
         return min(layouts, key=lambda each: each.cost_ps, default=None)
 
@@ -126,8 +126,17 @@ class _Task:
 
     splitter: Splitter
     shape: LaunchShape
-    n_gpu_layers: int
     most_on_host: int
+    compute_bytes: int
+    sizes: Sequence[int]
+
+    @classmethod
+    def of(
+        cls, splitter: Splitter, shape: LaunchShape, *, n_gpu_layers: int, most_on_host: int
+    ) -> "_Task":
+        """`n_gpu_layers`: as far as it decides the compute buffers."""
+        compute = splitter.compute_bytes(shape, n_gpu_layers=n_gpu_layers)
+        return cls(splitter, shape, most_on_host, compute, layer_sizes(splitter.info, shape))
 
     def layouts(self, orders: Iterable[Sequence[Budget]]) -> Iterator[Layout]:
         """The fastest layout of each order, once for each device that could take a companion."""
@@ -135,16 +144,14 @@ class _Task:
         orders = self.possible(orders)
         if not orders:
             return
-        compute = splitter.compute_bytes(self.shape, n_gpu_layers=self.n_gpu_layers)
-        sizes = layer_sizes(splitter.info, self.shape)
         host_ps, costs = _costs(splitter, self.shape)
         for order in orders:
             for taker in order if splitter.companion_bytes else (None,):
                 used = [b for b in order if not taker or b.engine_name >= taker.engine_name]
-                places = [
-                    self._place(b, costs[b.device_id], compute, is_taker=b is taker) for b in used
-                ]
-                blocks = partition(sizes, places, host_ps=host_ps, most_on_host=self.most_on_host)
+                places = [self._place(b, costs[b.device_id], is_taker=b is taker) for b in used]
+                blocks = partition(
+                    self.sizes, places, host_ps=host_ps, most_on_host=self.most_on_host
+                )
                 if blocks is not None:
                     yield Layout(replace(self.shape, split=_split(used, blocks)), blocks.cost_ps)
 
@@ -152,21 +159,18 @@ class _Task:
         """The orders that have room for all, a companion left out; quickly told."""
         if self.most_on_host:
             return tuple(orders)
-        compute = self.splitter.compute_bytes(self.shape, n_gpu_layers=self.n_gpu_layers)
-        sizes = layer_sizes(self.splitter.info, self.shape)
+        fixed = self.compute_bytes
         return tuple(
             order
             for order in orders
-            if fits(sizes, [b.room_bytes - b.overhead_bytes - compute for b in order])
+            if fits(self.sizes, [b.room_bytes - b.overhead_bytes - fixed for b in order])
         )
 
-    def _place(
-        self, budget: Budget, layer_ps: Sequence[int], compute_bytes: int, *, is_taker: bool
-    ) -> Place:
+    def _place(self, budget: Budget, layer_ps: Sequence[int], *, is_taker: bool) -> Place:
         taken = self.splitter.companion_bytes if is_taker else 0
         rate = self.splitter.rates[budget.device_id]
         return Place(
-            room_bytes=budget.room_bytes - budget.overhead_bytes - compute_bytes - taken,
+            room_bytes=budget.room_bytes - budget.overhead_bytes - self.compute_bytes - taken,
             layer_ps=layer_ps,
             entry_ps=_ps(entry_s(self.splitter.info, self.shape, rate)),
             is_needed=is_taker,
@@ -180,12 +184,13 @@ def companion_device(devices: Sequence[Budget]) -> DeviceId:
 
 def layer_sizes(info: ModelInfo, shape: LaunchShape) -> list[int]:
     """Bytes that each layer takes on a device, the output layer last."""
-    kept: dict[LayerInfo, int] = {}  # few kinds of layer make up a model
+    kept: dict[tuple[LayerKind, int, int, int], int] = {}  # few kinds of layer make up a model
     sizes = []
     for i, layer in enumerate(info.layers):
-        if (n_bytes := kept.get(layer)) is None:
+        kind = (layer.kind, layer.k_width, layer.v_width, layer.state_width)
+        if (n_bytes := kept.get(kind)) is None:
             n_bytes = layer_kv_bytes(info, layer, shape) + layer_state_bytes(layer, shape)
-            kept[layer] = n_bytes
+            kept[kind] = n_bytes
         moved = layer.expert_bytes if i < shape.n_cpu_moe else 0
         sizes.append(layer.weight_bytes - moved + n_bytes)
     return [*sizes, info.output_bytes]
@@ -239,14 +244,16 @@ def _first_orders(devices: Sequence[Budget]) -> Iterator[Sequence[Budget]]:
 
 
 def _other_orders(devices: Sequence[Budget], rates: Rates) -> Iterator[Sequence[Budget]]:
-    """The orders left out: another device last, one of each kind."""
+    """The orders left out: one of the next fastest devices last, one of each kind."""
+    if len(devices) <= FEW:
+        return
     base = tuple(reversed(devices))
     kinds = {(base[-1].room_bytes, rates[base[-1].device_id])}
-    for i, budget in enumerate(base[:-1] if len(base) > FEW else ()):
-        kind = (budget.room_bytes, rates[budget.device_id])
+    for i in range(len(base) - 2, len(base) - 2 - FEW, -1):
+        kind = (base[i].room_bytes, rates[base[i].device_id])
         if kind not in kinds:
             kinds.add(kind)
-            yield (*base[:i], *base[i + 1 :], budget)
+            yield (*base[:i], *base[i + 1 :], base[i])
 
 
 def _split(order: Sequence[Budget], blocks: Blocks) -> Split:
