@@ -96,7 +96,9 @@ class Splitter:
         return all(r.bytes_per_s > host.bytes_per_s and r.flops > host.flops for r in rates)
 
     def _fits(self, shape: LaunchShape) -> bool:
-        """Whether all layers find room on devices, a companion left out."""
+        """Whether all layers find room on devices."""
+        if self.companion_bytes:
+            return self.full(shape) is not None
         task = _Task.of(self, shape, n_gpu_layers=self.info.n_layer + 1, most_on_host=0)
         return bool(task.possible(_first_orders(self.devices)))
 

@@ -103,5 +103,43 @@ def test_as_few_experts_as_it_takes_go_to_the_host() -> None:
     assert moved(2 * GIB + 100 * MIB) <= moved(2 * GIB + 300 * MIB) <= 10
 
 
+def test_a_projector_beside_them_sends_more_experts_to_the_host() -> None:
+    info = model_info(n_layer=10, layer_bytes=100 * MIB, expert_bytes=90 * MIB)
+    room = budget(BIG, info.output_bytes + 10 * LAYER_BYTES - 100 * MIB)
+
+    alone = splitter(room, info=info).sparse(SHAPE)
+    joined = splitter(room, info=info, companion_bytes=200 * MIB).sparse(SHAPE)
+
+    assert alone is not None
+    assert joined is not None
+    assert alone.shape.n_cpu_moe < joined.shape.n_cpu_moe <= 10
+    assert joined.shape.split == ((BIG, 11),)
+
+
+def test_of_four_devices_another_one_can_be_the_last() -> None:
+    rooms = [fixed_bytes(n_gpu_layers=11) + n * LAYER_BYTES for n in (6, 5, 5, 5)]
+    ids = [DeviceId(f"card {i}") for i in range(4)]
+    rates = {HOST: SLOW, ids[0]: FAST, **dict.fromkeys(ids[1:], Rate(300e9, 20e12, 50e-6))}
+    devices = [budget(ids[i], rooms[i], name=f"CUDA{i}") for i in range(4)]
+    four = splitter(*devices, rates=rates)
+
+    first = four.full(SHAPE)
+    assert first is not None
+    other = four.reordered(first.shape)
+
+    assert first.shape.split[-1][0] == ids[0]  # the fastest last
+    assert other is not None
+    assert other.shape.split[-1][0] == ids[1]
+    assert dict(other.shape.split)[ids[0]] <= 6
+
+
+def test_few_devices_have_no_order_left_to_try() -> None:
+    both = splitter(budget(BIG, 24 * GIB), budget(SMALL, 24 * GIB))
+    layout = both.full(SHAPE)
+
+    assert layout is not None
+    assert both.reordered(layout.shape) is None
+
+
 def test_a_dense_model_has_no_experts_to_move() -> None:
     assert splitter(budget(BIG, 24 * GIB)).sparse(SHAPE) is None
