@@ -25,7 +25,7 @@ from planners.ggml.layers import (
     sliding_window,
 )
 from planners.ggml.types import FILE_TYPES
-from planners.model import MetadataValue, ModelInfo
+from planners.model import MetadataValue, ModelInfo, WeightInfo
 
 __all__ = ["GgufError", "GgufKind", "NeedMore", "model_info", "parse_model", "read_header"]
 
@@ -110,6 +110,7 @@ def _info(facts: Facts, parts: Sequence[GgufHeader], tensors: list[Tensor]) -> M
         has_vision=_has_vision(facts, tensors),
         metadata=_metadata(parts[0]),
         file_bytes=sum(part.file_bytes for part in parts),
+        ends=tuple(WeightInfo(t.name, t.shape, t.n_bytes) for t in others),
         recurrent=recurrent_shape(facts),
         warnings=(*parts[0].warnings, *dict.fromkeys(facts.warnings)),
     )
@@ -121,12 +122,16 @@ def _blocks(
     """Tensors by repeating block, and those outside of blocks."""
     inside: dict[int, list[Tensor]] = {}
     outside = []
+    is_output = facts.architecture in _SHORT_CONVOLUTIONS
     for tensor in tensors:
         match = _BLOCK.match(tensor.name)
-        if match is None:
-            outside.append(tensor)
-        else:
+        if match is not None:
             inside.setdefault(int(match[1]), []).append(tensor)
+        elif tensor.name.startswith("token_embd_norm.") and not is_output:
+            # The engine loads it with the first layer, not with the input (llama-arch.cpp).
+            inside.setdefault(0, []).append(tensor)
+        else:
+            outside.append(tensor)
     counted = max(inside, default=-1) + 1
     n_layer = facts.integer("block_count")
     if n_layer is None and facts.architecture != "clip":
@@ -144,10 +149,9 @@ def _blocks(
 
 def _ends(arch: str, others: list[Tensor]) -> tuple[int, int]:
     """Bytes of the tensors that stay with the input and of those that follow the output layer."""
-    inputs = _INPUTS if arch in _SHORT_CONVOLUTIONS else (*_INPUTS, "token_embd_norm.")
     input_bytes = output_bytes = 0
     for tensor in others:
-        if tensor.name.startswith(inputs):
+        if tensor.name.startswith(_INPUTS):
             input_bytes += tensor.n_bytes
         elif arch == "clip" or not tensor.name.startswith(_NOT_LOADED):
             output_bytes += tensor.n_bytes

@@ -26,6 +26,15 @@ class LayerKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class WeightInfo:
+    """One tensor of the file, named within its block: "attn_q.weight"."""
+
+    name: str
+    shape: tuple[int, ...]
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class LayerInfo:
     """One repeating block."""
 
@@ -47,6 +56,12 @@ class LayerInfo:
     has_gate: bool = True
     """Whether the feed-forward network is gated."""
     has_qk_norm: bool = False
+    weights: tuple[WeightInfo, ...] = ()
+    """Its tensors; () where only sums are known, and then compute buffers are estimates."""
+
+    def weight(self, name: str) -> WeightInfo | None:
+        """The tensor of that name within the block."""
+        return next((weight for weight in self.weights if weight.name == name), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +73,8 @@ class RecurrentShape:
     n_group: int
     n_head: int
     """`ssm.time_step_rank`: heads of Mamba-2 and of gated delta nets."""
+    n_taps: int = 4
+    """`ssm.conv_kernel`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +111,8 @@ class ModelInfo:
     """The part of output_bytes that is token_embd again; not held twice on the host."""
     largest_tensor_bytes: int = 0
     """Of those inside layers: what a device borrows to compute for the host."""
+    ends: tuple[WeightInfo, ...] = ()
+    """Tensors outside of blocks: token_embd, output and their kin."""
     recurrent: RecurrentShape | None = None
     """None where no layer is recurrent, or only by short convolutions."""
     warnings: tuple[str, ...] = ()
@@ -153,6 +172,8 @@ class ServedModel:
     """UTC seconds."""
     file_key: str
     """Changes when the file does (size, mtime, inode)."""
+    draft: ModelInfo | None = None
+    """The draft model's facts, where the settings name one that can be read."""
 
 
 @dataclass(frozen=True, slots=True)

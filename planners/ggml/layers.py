@@ -6,9 +6,10 @@ The rules are llama.cpp's (src/llama-hparams.cpp, src/llama-model.cpp and src/mo
 from dataclasses import dataclass, field
 
 from planners.ggml.header import GgufArray, GgufHeader, Scalar, Tensor
-from planners.model import LayerInfo, LayerKind, RecurrentShape
+from planners.model import LayerInfo, LayerKind, RecurrentShape, WeightInfo
 
 MAX_LAYERS = 1 << 12  # the deepest model so far has 126
+USUAL_HEAD = 128  # elements; what most models of today have
 MAX_WIDTH = 1 << 31  # llama.cpp holds widths in uint32
 
 ENCODERS = frozenset({
@@ -81,9 +82,13 @@ def layers(
 ) -> tuple[LayerInfo, ...]:
     """Every repeating block, given the tensors of each."""
     n_layer = len(tensors)
-    heads = facts.per_layer("attention.head_count", n_layer) or (0,) * n_layer
+    heads = facts.per_layer("attention.head_count", n_layer)
+    if heads is None:
+        heads = (_default_heads(facts, tensors, n_embd=n_embd),) * n_layer
     heads_kv = facts.per_layer("attention.head_count_kv", n_layer) or heads
-    widths_ff = facts.per_layer("feed_forward_length", n_layer) or (0,) * n_layer
+    widths_ff = facts.per_layer("feed_forward_length", n_layer)
+    if widths_ff is None:
+        widths_ff = (_default_width(facts, tensors),) * n_layer
     kinds = _kinds(facts, heads=heads, heads_kv=heads_kv, widths_ff=widths_ff)
     head_width = n_embd // max(heads) if max(heads, default=0) else 0
     found = []
@@ -106,6 +111,27 @@ def layers(
             )
         )
     return tuple(found)
+
+
+def _default_heads(facts: Facts, tensors: tuple[tuple[Tensor, ...], ...], *, n_embd: int) -> int:
+    """Heads of USUAL_HEAD elements where the file does not count them; 0 where nothing attends."""
+    attends = _first(tensors, ("attn_q.weight", "attn_qkv.weight")) is not None
+    if facts.architecture == "clip" or not attends:
+        return 0
+    return facts.expected("attention.head_count", max(1, n_embd // USUAL_HEAD))
+
+
+def _default_width(facts: Facts, tensors: tuple[tuple[Tensor, ...], ...]) -> int:
+    """The width of the feed-forward network by its tensor; 0 where there is none."""
+    up = _first(tensors, ("ffn_up.weight",))
+    if facts.architecture == "clip" or up is None or len(up.shape) < 2:
+        return 0
+    return facts.expected("feed_forward_length", up.shape[1])
+
+
+def _first(tensors: tuple[tuple[Tensor, ...], ...], names: tuple[str, ...]) -> Tensor | None:
+    """The first tensor of any block with one of these names."""
+    return next((t for block in tensors for t in block if t.name.endswith(names)), None)
 
 
 def _layer(
@@ -136,7 +162,17 @@ def _layer(
         state_width=state_width,
         has_gate=any(part.startswith("ffn_gate") and "inp" not in part for part in parts),
         has_qk_norm="attn_q_norm.weight" in parts,
+        weights=tuple(
+            WeightInfo(_within_block(tensor.name), tensor.shape, tensor.n_bytes)
+            for tensor in tensors
+        ),
     )
+
+
+def _within_block(name: str) -> str:
+    """ "attn_q.weight" of "blk.7.attn_q.weight"; a name outside of blocks as it is."""
+    _, is_block, rest = name.partition("blk.")
+    return rest.partition(".")[2] if is_block else name
 
 
 def is_expert(name: str) -> bool:
@@ -228,6 +264,7 @@ def recurrent_shape(facts: Facts) -> RecurrentShape | None:
         d_state=d_state,
         n_group=facts.integer("ssm.group_count") or 0,
         n_head=facts.integer("ssm.time_step_rank") or 0,
+        n_taps=facts.integer("ssm.conv_kernel") or 4,
     )
 
 

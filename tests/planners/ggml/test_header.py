@@ -229,6 +229,58 @@ def test_no_count_costs_time_or_memory(at: int, number: int) -> None:
     assert outcome(HEADER[:at] + struct.pack("<Q", number) + HEADER[at + 8 :])
 
 
+@pytest.mark.parametrize("known_bytes", [None, SIZE], ids=["cut off", "read piece by piece"])
+def test_a_file_cut_anywhere_asks_for_more_or_is_named(known_bytes: int | None) -> None:
+    for length in range(len(HEADER)):
+        head = HEADER[:length]
+        with pytest.raises((GgufError, NeedMore)) as caught:
+            read_header(head, file_bytes=length if known_bytes is None else known_bytes)
+        if known_bytes is None:
+            assert isinstance(caught.value, GgufError)
+
+
+SCALARS = {
+    0: ("<B", st.integers(0, 2**8 - 1)),
+    1: ("<b", st.integers(-(2**7), 2**7 - 1)),
+    2: ("<H", st.integers(0, 2**16 - 1)),
+    3: ("<h", st.integers(-(2**15), 2**15 - 1)),
+    4: ("<I", st.integers(0, 2**32 - 1)),
+    5: ("<i", st.integers(-(2**31), 2**31 - 1)),
+    6: ("<f", st.floats(width=32, allow_nan=False)),
+    7: ("<?", st.booleans()),
+    10: ("<Q", st.integers(0, 2**64 - 1)),
+    11: ("<q", st.integers(-(2**63), 2**63 - 1)),
+    12: ("<d", st.floats(allow_nan=False)),
+}
+"""Every scalar type of a GGUF file: its layout, its values."""
+
+
+@given(data=st.data(), number=st.sampled_from(sorted(SCALARS)))
+def test_any_value_of_any_type_is_read_back(data: st.DataObject, number: int) -> None:
+    layout, values = SCALARS[number]
+    one = data.draw(values)
+    many = data.draw(st.lists(values, max_size=20))
+    body = b"".join(struct.pack(layout, item) for item in many)
+    pairs = (
+        pair("one", struct.pack("<I", number) + struct.pack(layout, one)),
+        pair("many", struct.pack("<IIQ", 9, number, len(many)) + body),
+    )
+    head = COUNTS + struct.pack("<QQ", 0, len(pairs)) + b"".join(pairs)
+
+    found = read_header(head, file_bytes=len(head)).pairs
+
+    assert found == {"one": one, "many": GgufArray(len(many), tuple(many))}
+
+
+@given(st.text(max_size=200), st.lists(st.text(max_size=50), max_size=20))
+def test_any_text_is_read_back(one: str, many: list[str]) -> None:
+    head = gguf_header({"one": one, "many": many or ["x"]})
+
+    found = read_header(head, file_bytes=len(head)).pairs
+
+    assert found == {"one": one, "many": GgufArray(len(many or ["x"]), tuple(many or ["x"]))}
+
+
 def outcome(data: bytes) -> str:
     """What reading came to; anything but a header or a named error is raised."""
     try:

@@ -2,6 +2,7 @@ import pytest
 
 from planners.ggml.header import read_header
 from planners.ggml.layers import Facts, layers, sliding_window
+from planners.gguf import parse_model
 from planners.model import LayerInfo, LayerKind
 from tests.fakes.gguf_writer import Hole, Value, file_size, gguf_header
 
@@ -145,3 +146,30 @@ def test_a_chunk_counts_as_a_window() -> None:
     facts = Facts(read_header(header, file_bytes=file_size(header, HOLE)), "llama4")
 
     assert sliding_window(facts) == 8192
+
+
+@pytest.mark.parametrize(
+    ("missing", "told"),
+    [
+        ("attention.head_count", "llama.attention.head_count is missing: taken to be 1"),
+        ("feed_forward_length", "llama.feed_forward_length is missing: taken to be 96"),
+    ],
+)
+def test_a_missing_count_is_taken_from_the_tensors_and_told(missing: str, told: str) -> None:
+    pairs: dict[str, Value] = {
+        "general.architecture": "llama",
+        "llama.block_count": 1,
+        "llama.context_length": 256,
+        "llama.embedding_length": 64,
+        "llama.attention.head_count": 2,
+        "llama.feed_forward_length": 96,
+    }
+    del pairs[f"llama.{missing}"]
+    holes = (Hole("blk.0.attn_q.weight", (64, 64)), Hole("blk.0.ffn_up.weight", (64, 96)))
+    header = gguf_header(pairs, holes)
+
+    info = parse_model(header, file_bytes=file_size(header, holes))
+
+    assert info.warnings == (told,)
+    assert info.layers[0].n_ff == 96
+    assert info.layers[0].k_width == 64
