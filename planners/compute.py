@@ -75,11 +75,18 @@ def _inputs_bytes(model: ModelInfo, shape: LaunchShape, n: int) -> int:
 
 def _peak_bytes(model: ModelInfo, shape: LaunchShape, n: int) -> int:
     """The widest stage over all layers and the output, inputs apart."""
-    stages = [stage for layer in set(model.layers) for stage in _stages(model, layer, shape, n)]
+    kinds = {_kind(layer): layer for layer in model.layers}
+    stages = [stage for layer in kinds.values() for stage in _stages(model, layer, shape, n)]
     if model.output_bytes:
         logits = _rows(model.n_vocab, min(n, n_outputs(model, shape)))
         stages.append(_rows(model.n_embd, n) + logits)
     return max(stages, default=0)
+
+
+def _kind(layer: LayerInfo) -> tuple[object, ...]:
+    """What decides a layer's stages: its weights do not, and would take long to hash."""
+    widths = (layer.n_head, layer.q_width, layer.k_width, layer.v_width, layer.n_ff)
+    return layer.kind, bool(layer.expert_bytes), layer.has_gate, layer.has_qk_norm, *widths
 
 
 def _stages(model: ModelInfo, layer: LayerInfo, shape: LaunchShape, n: int) -> list[int]:

@@ -30,6 +30,14 @@ class LaunchShape:
     kv_unified: bool = False
     swa_full: bool = False
     n_cpu_moe: int = 0
+    kv_on_host: bool = False
+    """`--no-kv-offload`: every layer's cache lies in host memory."""
+    on_host: tuple[str, ...] = ()
+    """`-ot PATTERN=CPU`: regular expressions of tensors that stay in host memory."""
+    binding_limits: tuple[tuple[DeviceId, int], ...] = ()
+    """Bytes of the largest tensor that a device can bind, where that is known."""
+    backend: str = ""
+    """The engine's backend ("vulkan", "cuda"…), whose limits and order of work count."""
     split: tuple[tuple[DeviceId, int], ...] = ()
     """Layers per device in `--device` order, the output layer counted with the last."""
 

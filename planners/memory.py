@@ -1,12 +1,16 @@
 """Bytes that one launch takes on every device: weights, KV cache, recurrent state, buffers.
 
-Weights, KV, state and output buffers are exact; compute buffers are estimates with a margin
-(checked against launches of llama-server b10434; the rules are those of the source, b11434).
+Weights, KV, state and output buffers are exact. Compute buffers are, too, where the model's graph
+is drawn (planners.graph), and estimates elsewhere (planners.compute); both come with a margin, so
+that there is a point estimate and an upper bound. Checked against launches of llama-server b10434.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from planners.compute import MARGIN_SHARE, device_compute_bytes, host_compute_bytes, n_outputs
+from planners.fallback import host_weights, moved_bytes
+from planners.graph.reservation import VULKAN, compute_bytes
 from planners.hardware import HOST, DeviceId
 from planners.kv_cache import F32_BYTES, LaunchShape, layer_kv_bytes, layer_state_bytes
 from planners.model import ModelInfo
@@ -14,22 +18,34 @@ from planners.plan import DeviceBytes
 
 HOST_BASE_BYTES = 100 << 20  # a child's own memory; 61 to 72 MiB were measured
 HOST_BYTES_PER_TOKEN_TEXT = 512  # its copy of the vocabulary
+DRAWN_MARGIN_SHARE = 0.02  # exact on every measured launch; another build may differ a little
+DRAWN_ELSEWHERE_MARGIN_SHARE = 0.1  # CUDA and others reserve beside the graph; unmeasured
 
 
 def predict(
-    model: ModelInfo, shape: LaunchShape, *, overhead_bytes: Mapping[DeviceId, int]
+    model: ModelInfo,
+    shape: LaunchShape,
+    *,
+    overhead_bytes: Mapping[DeviceId, int],
+    is_drawn: bool = True,
 ) -> tuple[DeviceBytes, ...]:
     """Bytes on HOST and on each device of the split, in that order.
 
     `overhead_bytes`: what no buffer line shows, such as the driver's context. Host weights are
     those that are read from there: a mapped file's other pages are the page cache's, and a copy
-    repacked for the CPU takes the place of mapped pages that are then reclaimable.
+    repacked for the CPU takes the place of mapped pages that are then reclaimable. `is_drawn`:
+    False estimates the compute buffers, which takes a tenth of the time.
     """
     owners = layer_devices(model, shape)
+    drawn = compute_bytes(model, shape, owners) if is_drawn else None
+    left = host_weights(model, shape, owners)
     return tuple(
-        _on_device(model, shape, owners, device_id=device_id, overhead_bytes=overhead_bytes)
+        _on_device(
+            model, shape, owners, left, device_id=device_id, drawn=drawn,
+            overhead_bytes=overhead_bytes.get(device_id, 0),
+        )
         for device_id in (HOST, *dict(shape.split))
-    )
+    )  # fmt: skip
 
 
 def layer_devices(model: ModelInfo, shape: LaunchShape) -> tuple[DeviceId, ...]:
@@ -38,50 +54,122 @@ def layer_devices(model: ModelInfo, shape: LaunchShape) -> tuple[DeviceId, ...]:
     return (HOST,) * (model.n_layer + 1 - len(devices)) + tuple(devices)
 
 
+def predict_draft(
+    draft: ModelInfo, shape: LaunchShape, *, device_id: DeviceId, is_drawn: bool = True
+) -> tuple[DeviceBytes, ...]:
+    """A draft model's own bytes beside the launch `shape`, all of it on one device (or HOST).
+
+    It keeps a KV cache of the launch's context and slots, and reserves buffers of its own
+    (common/speculative.cpp, b11434).
+    """
+    split = () if device_id == HOST else ((device_id, draft.n_layer + 1),)
+    alone = replace(shape, split=split, n_cpu_moe=0, on_host=(), embedding=False)
+    return predict(draft, alone, overhead_bytes={}, is_drawn=is_drawn)
+
+
+def joined(parts: Iterable[DeviceBytes], others: Iterable[DeviceBytes]) -> tuple[DeviceBytes, ...]:
+    """`parts` with `others` added, device by device; devices of `others` alone come last."""
+    sums = {part.device_id: part for part in parts}
+    for other in others:
+        own = sums.get(other.device_id)
+        sums[other.device_id] = other if own is None else _sum(own, other)
+    return tuple(sums.values())
+
+
+def _sum(one: DeviceBytes, other: DeviceBytes) -> DeviceBytes:
+    return DeviceBytes(
+        device_id=one.device_id,
+        weights_bytes=one.weights_bytes + other.weights_bytes,
+        kv_bytes=one.kv_bytes + other.kv_bytes,
+        compute_bytes=one.compute_bytes + other.compute_bytes,
+        overhead_bytes=one.overhead_bytes + other.overhead_bytes,
+        margin_bytes=one.margin_bytes + other.margin_bytes,
+    )
+
+
 def _on_device(
     model: ModelInfo,
     shape: LaunchShape,
     owners: Sequence[DeviceId],
+    left: Sequence[frozenset[str]],
     *,
     device_id: DeviceId,
-    overhead_bytes: Mapping[DeviceId, int],
+    drawn: Mapping[DeviceId, int] | None,
+    overhead_bytes: int,
 ) -> DeviceBytes:
     on_host = device_id == HOST
-    compute = host_compute_bytes(model, shape) if on_host else device_compute_bytes(model, shape)
-    margin = int(compute * MARGIN_SHARE)
+    compute, share = _compute(model, shape, device_id=device_id, drawn=drawn)
+    margin = int(compute * share)
     if on_host:
         compute += output_buffer_bytes(model, shape)
         margin += output_growth_bytes(model, shape)
     return DeviceBytes(
         device_id=device_id,
-        weights_bytes=weights_bytes(model, shape, owners, device_id=device_id),
-        kv_bytes=sum(
-            layer_kv_bytes(model, layer, shape) + layer_state_bytes(layer, shape)
-            for layer, owner in zip(model.layers, owners, strict=False)
-            if owner == device_id
-        ),
+        weights_bytes=weights_bytes(model, shape, owners, left, device_id=device_id),
+        kv_bytes=_kept_bytes(model, shape, owners, device_id=device_id),
         compute_bytes=compute,
-        overhead_bytes=overhead_bytes.get(device_id, 0),
+        overhead_bytes=overhead_bytes,
         margin_bytes=margin,
     )
 
 
-def weights_bytes(
+def _compute(
+    model: ModelInfo,
+    shape: LaunchShape,
+    *,
+    device_id: DeviceId,
+    drawn: Mapping[DeviceId, int] | None,
+) -> tuple[int, float]:
+    """Bytes of the compute buffer, and by what share of them they may be too few."""
+    if drawn is not None:
+        is_measured = shape.backend == VULKAN or not shape.split
+        share = DRAWN_MARGIN_SHARE if is_measured else DRAWN_ELSEWHERE_MARGIN_SHARE
+        return drawn[device_id], share
+    estimate = host_compute_bytes if device_id == HOST else device_compute_bytes
+    return estimate(model, shape), MARGIN_SHARE
+
+
+def _kept_bytes(
     model: ModelInfo, shape: LaunchShape, owners: Sequence[DeviceId], *, device_id: DeviceId
 ) -> int:
+    """KV cache and recurrent state on one device."""
+    return sum(
+        layer_kv_bytes(model, layer, shape) + layer_state_bytes(layer, shape)
+        for layer, owner in zip(model.layers, owners, strict=False)
+        if device_id == (HOST if shape.kv_on_host else owner)
+    )
+
+
+def weights_bytes(
+    model: ModelInfo,
+    shape: LaunchShape,
+    owners: Sequence[DeviceId],
+    left: Sequence[frozenset[str]],
+    *,
+    device_id: DeviceId,
+) -> int:
     """Bytes of weights on one device, or read from host memory."""
-    total = 0
+    on_host = device_id == HOST
+    total = model.input_bytes if on_host else 0
     for i, layer in enumerate(model.layers):
-        moved = layer.expert_bytes if i < shape.n_cpu_moe else 0
+        moved = 0 if owners[i] == HOST else moved_bytes(layer, i, shape, left[i])
         if owners[i] == device_id:
-            total += layer.weight_bytes - (moved if device_id != HOST else 0)
-        elif device_id == HOST:
+            total += layer.weight_bytes - moved
+        elif on_host:
             total += moved
+    return total + _output_bytes(model, owners[-1], left[-1], device_id=device_id)
+
+
+def _output_bytes(
+    model: ModelInfo, owner: DeviceId, left: frozenset[str], *, device_id: DeviceId
+) -> int:
+    """Bytes of the output layer; token_embd, where it is tied, is not held twice on the host."""
+    moved = sum(weight.n_bytes for weight in model.ends if weight.name in left)
+    if owner == HOST:
+        return model.output_bytes - model.tied_bytes if device_id == HOST else 0
     if device_id == HOST:
-        total += model.input_bytes
-    if owners[-1] == device_id:
-        total += model.output_bytes - (model.tied_bytes if device_id == HOST else 0)
-    return total
+        return moved - (model.tied_bytes if "token_embd.weight" in left else 0)
+    return model.output_bytes - moved if device_id == owner else 0
 
 
 def output_buffer_bytes(model: ModelInfo, shape: LaunchShape) -> int:

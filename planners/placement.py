@@ -8,11 +8,12 @@ concede. What the operator fixed is never lowered: there is a Shortfall then. Pl
 for the upper bound of every estimate.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from planners.backends import Engine, preferred
+from planners.fallback import binding_limits, fallbacks
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.kv_cache import LaunchShape
 from planners.layout.asked import (
@@ -27,7 +28,7 @@ from planners.layout.explanation import explained
 from planners.layout.layer_split import Layout, Splitter, companion_device
 from planners.layout.prompt_cache import prompt_cache
 from planners.layout.threads import n_threads
-from planners.memory import host_overhead_bytes, predict
+from planners.memory import host_overhead_bytes, joined, layer_devices, predict, predict_draft
 from planners.model import LayerKind, ModelInfo, ServedModel
 from planners.plan import DeviceBytes, LaunchPlan, Shortfall
 from planners.rpc import servers_of
@@ -147,17 +148,24 @@ class _Search:
         return replace(self, hardware=hardware, asked=replace(self.asked, contexts=contexts))
 
     def best(self, engines: tuple[Engine, ...]) -> _Placed | None:
-        """The fastest placement, of equals by the first engine that has it."""
-        found = [placed for engine in engines if (placed := self._on_devices(engine)) is not None]
-        if not any(placed.is_wanted for placed in found):
-            on_host = (p for p in self._on_host(engines) if not p.missing_bytes(p.room))
-            found.extend(p for p in [next(on_host, None)] if p is not None)
-        if not found:
-            return None
-        return self._reordered(min(found, key=lambda placed: placed.token_s))
+        """The fastest placement, of equals by the first engine that has it.
+
+        The search goes by estimates; the graph of the winner alone is drawn, and where it does not
+        fit then, the next one takes its place.
+        """
+        ways = [*(self._on_devices(engine) for engine in engines), self._fitting_on_host(engines)]
+        heads = [next(way, None) for way in ways]
+        while (fastest := _fastest(heads)) is not None:
+            for way in (self._reordered(fastest), fastest):
+                placed = self._drawn(way)
+                if not placed.missing_bytes(placed.room):
+                    return placed
+            i = next(i for i, head in enumerate(heads) if head is fastest)
+            heads[i] = next(ways[i], None)
+        return None
 
     def _reordered(self, placed: _Placed) -> _Placed:
-        """`placed`, or the same with its devices in another order where that is faster."""
+        """`placed`, or the same with its devices in another order where that is faster and fits."""
         if not placed.shape.split:
             return placed
         layout = self._splitter(placed.room).reordered(placed.shape)
@@ -205,15 +213,18 @@ class _Search:
             lora_paths=settings.lora_paths,
             extra_flags=settings.flags,
             predicted=predicted,
-            reasons=explained(
-                self.info,
-                self.asked,
-                shape,
-                room=placed.room,
-                predicted=predicted,
-                cache=cache,
-                rates=self.rates,
-                speed=placed.speed,
+            reasons=(
+                *explained(
+                    self.info,
+                    self.asked,
+                    shape,
+                    room=placed.room,
+                    predicted=predicted,
+                    cache=cache,
+                    rates=self.rates,
+                    speed=placed.speed,
+                ),
+                *self._fallbacks(placed),
             ),
             n_cpu_moe=shape.n_cpu_moe,
             swa_full=shape.swa_full,
@@ -221,6 +232,10 @@ class _Search:
             predicted_prompt_tokens_per_s=placed.speed.prompt_tokens_per_s,
             predicted_decode_tokens_per_s=placed.speed.decode_tokens_per_s,
         )
+
+    def _fallbacks(self, placed: _Placed) -> tuple[str, ...]:
+        exact = self._exact(placed.engine, placed.shape)
+        return fallbacks(self.info, exact, layer_devices(self.info, exact))
 
     def shortfall(self, engines: tuple[Engine, ...]) -> Shortfall:
         """What is missing for the smallest acceptable plan, be it on an idle machine."""
@@ -240,7 +255,7 @@ class _Search:
         if not self.allows_cpu_fallback:
             return Shortfall(self.served.model_id, {}, NO_FALLBACK)
         *_, smallest = idle._on_host(engines)
-        return self.lacking(smallest)
+        return self.lacking(self._drawn(smallest))
 
     def lacking(self, placed: _Placed) -> Shortfall:
         """What `placed` lacks now."""
@@ -259,12 +274,16 @@ class _Search:
             self.hardware, backend=engine.backend, promised=self.promised, held=self.held
         )
 
-    def _on_devices(self, engine: Engine) -> _Placed | None:
+    def _on_devices(self, engine: Engine) -> Iterator[_Placed]:
+        """Ways with a device that fit by the estimate, best first."""
         room = self._room(engine)
-        if not room.devices:
-            return None
-        ways = (self._placed(engine, room, shape) for shape in self._offloaded(room))
-        return next((placed for placed in ways if not placed.missing_bytes(room)), None)
+        for shape in self._offloaded(room) if room.devices else ():
+            placed = self._placed(engine, room, shape)
+            if not placed.missing_bytes(room):
+                yield placed
+
+    def _fitting_on_host(self, engines: tuple[Engine, ...]) -> Iterator[_Placed]:
+        return (p for p in self._on_host(engines) if not p.missing_bytes(p.room))
 
     def _splitter(self, room: Budgets) -> Splitter:
         return Splitter(
@@ -272,6 +291,7 @@ class _Search:
             room.devices,
             rates=self.rates,
             companion_bytes=self._companion_upper_bytes(),
+            draft=self.served.draft,
             host_room_bytes=room.host_bytes,
         )
 
@@ -344,19 +364,34 @@ class _Search:
                 )
 
     def _placed(self, engine: Engine, room: Budgets, shape: LaunchShape) -> _Placed:
+        """A way by the estimate of its buffers."""
+        predicted = self._predicted(engine, room, shape, is_drawn=False)
+        return _Placed(engine, room, shape, predicted, speed(self.info, shape, rates=self.rates))
+
+    def _drawn(self, placed: _Placed) -> _Placed:
+        """The same with its buffers as the engine reserves them."""
+        engine, room, shape = placed.engine, placed.room, placed.shape
+        return replace(placed, predicted=self._predicted(engine, room, shape, is_drawn=True))
+
+    def _predicted(
+        self, engine: Engine, room: Budgets, shape: LaunchShape, *, is_drawn: bool
+    ) -> tuple[DeviceBytes, ...]:
         overhead = {budget.device_id: budget.overhead_bytes for budget in room.devices}
         overhead[HOST] = host_overhead_bytes(self.info)
-        predicted = predict(self.info, shape, overhead_bytes=overhead)
+        exact = self._exact(engine, shape)
+        predicted = predict(self.info, exact, overhead_bytes=overhead, is_drawn=is_drawn)
         used = {device_id for device_id, _ in shape.split}
         devices = [budget for budget in room.devices if budget.device_id in used]
         companion = companion_device(devices) if devices else HOST
-        return _Placed(
-            engine,
-            room,
-            shape,
-            tuple(self._joined(part, companion) for part in predicted),
-            speed(self.info, shape, rates=self.rates),
-        )
+        if self.served.draft is not None:
+            draft = predict_draft(self.served.draft, exact, device_id=companion, is_drawn=is_drawn)
+            predicted = joined(predicted, draft)
+        return tuple(self._joined(part, companion) for part in predicted)
+
+    def _exact(self, engine: Engine, shape: LaunchShape) -> LaunchShape:
+        """`shape` with what the engine and the devices add to the decision of its bytes."""
+        limits = binding_limits(self.hardware)
+        return replace(shape, backend=engine.backend, binding_limits=limits)
 
     def _joined(self, part: DeviceBytes, companion: DeviceId) -> DeviceBytes:
         """`part` with the projector and draft model on top, where they go there."""
@@ -378,6 +413,15 @@ class _Search:
 
     def _companion_upper_bytes(self) -> int:
         return int(self._companion_bytes() * (1 + COMPANION_MARGIN))
+
+
+def _fastest(heads: Sequence[_Placed | None]) -> _Placed | None:
+    """The fastest of each engine's best way, the processor's last; the first of equals."""
+    *devices, on_host = heads
+    found = [placed for placed in devices if placed is not None]
+    if on_host is not None and not any(placed.is_wanted for placed in found):
+        found.append(on_host)
+    return min(found, key=lambda placed: placed.token_s, default=None)
 
 
 def _faster(one: Layout, other: Layout | None) -> Layout:

@@ -15,7 +15,7 @@ from planners.hardware import HOST, DeviceId
 from planners.kv_cache import LaunchShape, layer_kv_bytes, layer_state_bytes
 from planners.layout.budget import Budget
 from planners.layout.partition import Blocks, Place, fits, partition
-from planners.memory import host_overhead_bytes
+from planners.memory import host_overhead_bytes, predict_draft
 from planners.model import LayerKind, ModelInfo
 from planners.speed import (
     PROMPT_WEIGHT,
@@ -52,8 +52,10 @@ class Splitter:
     devices: tuple[Budget, ...]
     rates: Rates
     companion_bytes: int
-    """What a projector or draft model takes on the first device by name."""
+    """What a projector takes on the first device by name."""
     host_room_bytes: int
+    draft: ModelInfo | None = None
+    """A draft model, which goes there too."""
 
     def full(self, shape: LaunchShape) -> Layout | None:
         """All layers on the fastest devices that hold them; None where they do not fit."""
@@ -97,9 +99,9 @@ class Splitter:
 
     def _fits(self, shape: LaunchShape) -> bool:
         """Whether all layers find room on devices."""
-        if self.companion_bytes:
-            return self.full(shape) is not None
         task = _Task.of(self, shape, n_gpu_layers=self.info.n_layer + 1, most_on_host=0)
+        if task.companion_bytes:
+            return self.full(shape) is not None
         return bool(task.possible(_first_orders(self.devices)))
 
     def _best(self, shape: LaunchShape, *, n_gpu_layers: int, most_on_host: int) -> Layout | None:
@@ -113,6 +115,14 @@ class Splitter:
         split = ((self.devices[0].device_id, n_gpu_layers),)
         compute = device_compute_bytes(self.info, replace(shape, split=split))
         return compute + int(compute * MARGIN_SHARE)
+
+    def companion_bytes_beside(self, shape: LaunchShape) -> int:
+        """What projector and draft model take on the device that has them."""
+        if self.draft is None:
+            return self.companion_bytes
+        device_id = self.devices[0].device_id
+        parts = predict_draft(self.draft, shape, device_id=device_id, is_drawn=False)
+        return self.companion_bytes + parts[-1].upper_bytes
 
     def _most_on_host(self, shape: LaunchShape) -> int:
         """The longest prefix for which the host has room, as far as can be told beforehand."""
@@ -130,6 +140,7 @@ class _Task:
     shape: LaunchShape
     most_on_host: int
     compute_bytes: int
+    companion_bytes: int
     sizes: Sequence[int]
 
     @classmethod
@@ -138,7 +149,9 @@ class _Task:
     ) -> "_Task":
         """`n_gpu_layers`: as far as it decides the compute buffers."""
         compute = splitter.compute_bytes(shape, n_gpu_layers=n_gpu_layers)
-        return cls(splitter, shape, most_on_host, compute, layer_sizes(splitter.info, shape))
+        companion = splitter.companion_bytes_beside(shape)
+        sizes = layer_sizes(splitter.info, shape)
+        return cls(splitter, shape, most_on_host, compute, companion, sizes)
 
     def layouts(self, orders: Iterable[Sequence[Budget]]) -> Iterator[Layout]:
         """The fastest layout of each order, once for each device that could take a companion."""
@@ -148,7 +161,7 @@ class _Task:
             return
         host_ps, costs = _costs(splitter, self.shape)
         for order in orders:
-            for taker in order if splitter.companion_bytes else (None,):
+            for taker in order if self.companion_bytes else (None,):
                 used = [b for b in order if not taker or b.engine_name >= taker.engine_name]
                 places = [self._place(b, costs[b.device_id], is_taker=b is taker) for b in used]
                 blocks = partition(
@@ -169,7 +182,7 @@ class _Task:
         )
 
     def _place(self, budget: Budget, layer_ps: Sequence[int], *, is_taker: bool) -> Place:
-        taken = self.splitter.companion_bytes if is_taker else 0
+        taken = self.companion_bytes if is_taker else 0
         rate = self.splitter.rates[budget.device_id]
         return Place(
             room_bytes=budget.room_bytes - budget.overhead_bytes - self.compute_bytes - taken,

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from planners.backends import Engine
 from planners.errors import PlanError
 from planners.eviction import Candidate, victims
+from planners.graph.reservation import compute_bytes
 from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile
 from planners.kv_cache import LaunchShape
 from planners.layout.budget import budgets
-from planners.memory import predict
-from planners.model import LayerKind, ModelInfo, ServedModel
+from planners.memory import layer_devices, predict
+from planners.model import LayerKind, ModelInfo, ServedModel, WeightInfo
 from planners.placement import plan_launch
-from planners.plan import InstanceId, LaunchPlan, Shortfall
+from planners.plan import DeviceBytes, InstanceId, LaunchPlan, Shortfall
 from planners.settings import PlacementRules
 from planners.sizes import GIB, MIB
 from planners.speed import PROMPT_WEIGHT, Learned, Speed, rates, speed
@@ -33,6 +34,7 @@ from tests.fakes.machines import (
     nvidia,
     served,
 )
+from tests.fakes.tiny_models import TinyModel, info_of
 
 CARD = nvidia(0, 24)
 MOE = model_info(layer_bytes=400 * MIB, expert_bytes=360 * MIB)
@@ -558,3 +560,77 @@ def _rooms(hardware: HardwareProfile) -> list[int]:
         room.room_bytes(d.device_id) - max(600 * MIB, int((d.total_bytes or 0) * 0.03))
         for d in hardware.devices
     ]
+
+
+def test_a_draft_model_is_placed_with_a_cache_of_its_own() -> None:
+    alone = served(context=8192, draft_path="/models/draft.gguf")
+    drafted = replace(alone, draft=LLAMA_8B)
+    hardware = machine(nvidia(0, 80), host_gib=256)
+
+    def gpu_bytes(model: ServedModel) -> DeviceBytes:
+        plan = plan_launch(model, hardware=hardware, engines=(CUDA,), rules=RULES, promised={})
+        assert isinstance(plan, LaunchPlan)
+        return next(part for part in plan.predicted if part.device_id != HOST)
+
+    without, with_draft = gpu_bytes(alone), gpu_bytes(drafted)
+
+    assert with_draft.kv_bytes == 2 * without.kv_bytes
+    assert with_draft.compute_bytes == 2 * without.compute_bytes
+
+
+def test_a_plan_names_what_a_devices_limit_keeps_on_the_host() -> None:
+    wide = WeightInfo("output.weight", (4096, 128256), 411 << 20)
+    model = replace(LLAMA_8B, ends=(wide,))
+    device = replace(LLVMPIPE, use=True, total_bytes=16 << 30, free_bytes=16 << 30)
+    hardware = machine(device, host_gib=64)
+
+    plan = plan_launch(
+        served(model), hardware=hardware, engines=(VULKAN,), rules=RULES, promised={}
+    )
+
+    assert isinstance(plan, LaunchPlan)
+    assert any(reason.startswith("output.weight") for reason in plan.reasons)
+
+
+def test_a_draft_model_gets_its_room_before_layers_are_dealt_out() -> None:
+    draft = model_info(n_layer=8)
+    alone = served(context=4096, draft_path="/models/draft.gguf")
+    drafted = replace(alone, draft=draft)
+
+    without, beside = (planned(machine(nvidia(0, 6)), model) for model in (alone, drafted))
+
+    assert without.n_gpu_layers == 33
+    assert 20 < beside.n_gpu_layers < 33
+    assert beside.n_ctx == without.n_ctx
+
+
+DRAWN = info_of(
+    TinyModel(
+        "drawn", "qwen3", 2048, 28,
+        {"attention.head_count": 16, "attention.head_count_kv": 8, "feed_forward_length": 6144,
+         "attention.key_length": 128, "attention.value_length": 128},
+        n_vocab=151936, n_ctx=32768,
+    )
+)  # fmt: skip
+
+
+@settings(max_examples=30, deadline=None)
+@given(gib=st.floats(1.5, 8), other_gib=st.floats(0, 4), embd_ctx=st.sampled_from([4096, 32768]))
+def test_a_plan_fits_with_its_buffers_as_the_engine_reserves_them(
+    gib: float, other_gib: float, embd_ctx: int
+) -> None:
+    hardware = machine(nvidia(0, gib), nvidia(1, other_gib))
+    plan = answer(hardware, served(DRAWN, context=embd_ctx), engines=(VULKAN,))
+
+    assert isinstance(plan, LaunchPlan)
+    room = budgets(hardware, backend="vulkan", promised={}, held={})
+    shape = LaunchShape(
+        plan.n_ctx, plan.n_parallel, plan.n_batch, plan.n_ubatch, backend="vulkan",
+        split=tuple((device, layers) for device, _, layers in plan.devices),
+    )  # fmt: skip
+    reserved = compute_bytes(DRAWN, shape, layer_devices(DRAWN, shape))
+    assert reserved is not None
+    for part in plan.predicted:
+        assert part.upper_bytes <= room.room_bytes(part.device_id)
+        if part.device_id != HOST:
+            assert part.compute_bytes == reserved[part.device_id]

@@ -1,0 +1,119 @@
+"""Weights that stay in host memory though their layer lies on a device, and why.
+
+The operator moves some (`--cpu-moe`, `-ot`), llama.cpp moves others: what a device cannot run an
+operation on is loaded to the host (llama-model-loader.cpp, weight_buft_supported, b11434).
+"""
+
+import re
+from collections.abc import Sequence
+
+from planners.ggml.layers import is_expert
+from planners.hardware import HOST, DeviceId, DeviceKind, HardwareProfile
+from planners.kv_cache import F32_BYTES, LaunchShape
+from planners.model import LayerInfo, ModelInfo, WeightInfo
+from planners.rpc import ID_PREFIX
+from planners.sizes import format_size
+
+_NONE: frozenset[str] = frozenset()
+SOFTWARE_BINDING_BYTES = 128 << 20  # maxStorageBufferRange of Mesa's software Vulkan device
+_TRIED_ROWS = 512  # llama-model-loader.cpp, weight_buft_supported
+
+
+def binding_limits(hardware: HardwareProfile) -> tuple[tuple[DeviceId, int], ...]:
+    """Bytes of the largest tensor that a device can bind, where its kind tells."""
+    return tuple(
+        (device.device_id, SOFTWARE_BINDING_BYTES)
+        for device in hardware.devices
+        if device.kind is DeviceKind.SOFTWARE
+    )
+
+
+def is_remote(device: DeviceId) -> bool:
+    """True for a device behind a ggml-rpc-server, which is taken to run every operation."""
+    return device.startswith(ID_PREFIX)
+
+
+def host_weights(
+    model: ModelInfo, shape: LaunchShape, owners: Sequence[DeviceId]
+) -> tuple[frozenset[str], ...]:
+    """Names of the weights that each layer leaves on the host, the output layer last.
+
+    Empty for layers of which no tensors are known, but for their experts, see `moved_bytes`.
+    """
+    limits = dict(shape.binding_limits)
+    found = [
+        _left(f"blk.{i}.", i, layer.weights, shape, owner=owners[i], limit=limits.get(owners[i]))
+        for i, layer in enumerate(model.layers)
+    ]
+    outputs = [w for w in model.ends if w.name.startswith("output")]
+    if not any(w.name == "output.weight" for w in outputs) and model.tied_bytes:
+        outputs += [w for w in model.ends if w.name == "token_embd.weight"]
+    last = _left("", len(found), outputs, shape, owner=owners[-1], limit=limits.get(owners[-1]))
+    return (*found, last)
+
+
+def moved_bytes(layer: LayerInfo, i: int, shape: LaunchShape, left: frozenset[str]) -> int:
+    """Bytes of one layer's weights that stay on the host."""
+    if not layer.weights:
+        return layer.expert_bytes if i < shape.n_cpu_moe else 0
+    if not left:
+        return 0
+    return sum(weight.n_bytes for weight in layer.weights if weight.name in left)
+
+
+def fallbacks(model: ModelInfo, shape: LaunchShape, owners: Sequence[DeviceId]) -> tuple[str, ...]:
+    """Each kind of weight that a device's limits keep on the host, as a sentence."""
+    asked = LaunchShape(
+        shape.n_ctx, shape.n_parallel, shape.n_batch, shape.n_ubatch,
+        n_cpu_moe=shape.n_cpu_moe, on_host=shape.on_host,
+    )  # fmt: skip
+    wanted = host_weights(model, asked, [HOST] * len(owners))
+    told: dict[str, list[int]] = {}
+    for i, (left, chosen) in enumerate(
+        zip(host_weights(model, shape, owners), wanted, strict=True)
+    ):
+        weights = model.layers[i].weights if i < model.n_layer else model.ends
+        for weight in weights:
+            if weight.name in left and weight.name not in chosen:
+                told.setdefault(weight.name, []).append(weight.n_bytes)
+    return tuple(
+        f"{name} of {len(sizes)} layers stays in host memory ({format_size(sum(sizes))}): "
+        f"{'no device scans Mamba-1 states' if name == 'ssm_a' else 'it exceeds a binding'}"
+        for name, sizes in told.items()
+    )
+
+
+def _left(
+    prefix: str,
+    i: int,
+    weights: Sequence[WeightInfo],
+    shape: LaunchShape,
+    *,
+    owner: DeviceId,
+    limit: int | None,
+) -> frozenset[str]:
+    is_local = owner != HOST and not is_remote(owner)
+    moves_experts = bool(prefix) and i < shape.n_cpu_moe
+    found = [w.name for w in weights if is_local and is_mamba_1_decay(w)]
+    if moves_experts:
+        found += [weight.name for weight in weights if is_expert(weight.name)]
+    for pattern in shape.on_host:
+        found += [w.name for w in weights if re.search(pattern, prefix + w.name)]
+    if limit is not None:
+        found += [weight.name for weight in weights if _bound_bytes(weight) > limit]
+    return frozenset(found) if found else _NONE
+
+
+def _bound_bytes(weight: WeightInfo) -> int:
+    """The larger of a weight and the result that its loader tries it with: 512 rows of f32.
+
+    Experts are tried with fewer rows than would matter.
+    """
+    if len(weight.shape) != 2:
+        return weight.n_bytes
+    return max(weight.n_bytes, weight.shape[1] * _TRIED_ROWS * F32_BYTES)
+
+
+def is_mamba_1_decay(weight: WeightInfo) -> bool:
+    """True for A of Mamba-1, a matrix: devices scan the states of Mamba-2 only."""
+    return weight.name == "ssm_a" and len(weight.shape) > 1 and weight.shape[0] > 1

@@ -1,0 +1,310 @@
+"""Each architecture's graph, layer by layer (src/models/*.cpp, b11434)."""
+
+from collections.abc import Sequence
+
+from planners.graph import recurrent
+from planners.graph.blocks import Builder, Placed, head_weight
+from planners.graph.tensors import (
+    F16,
+    F32,
+    Node,
+    Undrawn,
+    concat,
+    cont,
+    get_rows,
+    leaf_input,
+    like,
+    mul_mat,
+    needed,
+    permute,
+    reshape,
+    transpose,
+    view,
+)
+from planners.model import LayerKind, ModelInfo
+
+_DELTA_NETS = ("qwen3next", "qwen35", "qwen35moe")
+_LATE_OUTPUTS = (*_DELTA_NETS, "gpt-oss", "nemotron_h")
+_GEMMAS = ("gemma2", "gemma3")
+_NO_ROPE = ("jamba", "nemotron_h")
+_BERTS = ("bert", "nomic-bert")
+KNOWN = frozenset({
+    "llama", "qwen2", "qwen3", "qwen3moe", "gpt-oss", "deepseek2", "mamba", "mamba2", "jamba",
+    "granitehybrid", "nemotron_h", "lfm2", *_DELTA_NETS, *_GEMMAS, *_BERTS,
+})  # fmt: skip
+"""Architectures whose graphs are drawn; others are estimated by planners.compute."""
+
+
+def draw(build: Builder, layers: Sequence[Placed], *, output: int, host: int) -> None:
+    """Put the whole graph into `build`: `layers` in order, the output layer on backend `output`."""
+    if build.model.architecture in _BERTS:
+        _draw_encoder(build, layers, host=host)
+    else:
+        _draw_decoder(build, layers, output=output, host=host)
+
+
+def _draw_decoder(build: Builder, layers: Sequence[Placed], *, output: int, host: int) -> None:
+    arch = build.model.architecture
+    x = _embedded(build, host)
+    if arch in _GEMMAS:
+        x = like("scale", x)
+    kinds = {layer.kind for layer in build.model.layers}
+    ids = recurrent.state_ids(build) if LayerKind.RECURRENT in kinds else None
+    pos_width = 4 if arch in ("qwen35", "qwen35moe") else 1
+    positions = build.ids(build.n * pos_width)
+    for kind in (LayerKind.FULL, LayerKind.SWA):
+        if kind in kinds:
+            build.cache(kind)
+    out_ids = build.ids(build.n_outputs)
+    for i, at in enumerate(layers):
+        is_last = i == len(layers) - 1 and arch not in _LATE_OUTPUTS
+        x = _layer(build, at, x, positions, ids, out_ids if is_last else None)
+    _draw_output(build, x, None if arch not in _LATE_OUTPUTS else out_ids, output=output)
+
+
+def _embedded(build: Builder, host: int) -> Node:
+    """Token embeddings; the slot for ready-made ones is reserved beside them."""
+    tokens, table = build.ids(build.n), _end(build.model, "token_embd.weight", host)
+    x = get_rows(needed(table, "token_embd"), tokens)
+    build.expand(x, leaf_input(build.model.n_embd, build.n))
+    return x
+
+
+def _end(model: ModelInfo, name: str, backend: int) -> Node | None:
+    found = next((weight for weight in model.ends if weight.name == name), None)
+    return head_weight(found, backend)
+
+
+def _draw_output(build: Builder, x: Node, out_ids: Node | None, *, output: int) -> None:
+    model = build.model
+    early = model.architecture == "gpt-oss"
+    if out_ids is not None and early:
+        x = get_rows(x, out_ids)
+    x = like("rms_norm", x)
+    norm = _end(model, "output_norm.weight", output) or _end(
+        model, "token_embd_norm.weight", output
+    )
+    if norm is not None:
+        x = like("mul", x, norm)
+    if out_ids is not None and not early:
+        x = get_rows(x, out_ids)
+    x.is_output = True
+    table = _end(model, "output.weight", output) or _end(model, "token_embd.weight", output)
+    if not (build.shape.embedding and model.architecture == "lfm2"):
+        x = mul_mat(needed(table, "output"), x)
+        if model.architecture == "gemma2":
+            for op in ("scale", "unary", "scale"):
+                x = like(op, x)
+        x.is_output = True
+    build.expand(x)
+
+
+def _layer(
+    build: Builder,
+    at: Placed,
+    x: Node,
+    positions: Node,
+    ids: tuple[Node, Node] | None,
+    out_ids: Node | None,
+) -> Node:
+    arch, skip = build.model.architecture, x
+    x = build.norm(at, "attn_norm", x)
+    if arch in _DELTA_NETS:
+        build.expand(x)
+    if at.layer.kind is LayerKind.RECURRENT:
+        if ids is None:
+            raise Undrawn("a state without sequences")
+        x = _recurrent(build, at, x, ids)
+    elif at.layer.n_head_kv and at.layer.weight("attn_output.weight") is not None:
+        x = _attention(build, at, x, positions)
+    elif arch == "nemotron_h":
+        return like("add", build.ffn(at, x), skip)
+    if out_ids is not None:
+        x, skip = get_rows(x, out_ids), get_rows(skip, out_ids)
+    if at.layer.weight("post_ffw_norm.weight") is not None:
+        x = build.norm(at, "post_attention_norm", x)
+    x = like("add", skip, x) if arch in ("jamba", "lfm2") else like("add", x, skip)
+    if arch in ("mamba", "mamba2", "nemotron_h"):
+        return x
+    return _feed_forward(build, at, x)
+
+
+def _recurrent(build: Builder, at: Placed, x: Node, ids: tuple[Node, Node]) -> Node:
+    if at.layer.weight("shortconv.conv.weight") is not None:
+        return recurrent.short_convolution(build, at, x, ids)
+    if at.layer.weight("attn_qkv.weight") is not None:
+        return recurrent.delta_net(build, at, x, ids)
+    if at.layer.weight("ssm_x.weight") is not None:
+        return recurrent.mamba_1(build, at, x, ids)
+    return recurrent.mamba_2(build, at, x, ids)
+
+
+def _feed_forward(build: Builder, at: Placed, skip: Node) -> Node:
+    arch, layer = build.model.architecture, at.layer
+    own = layer.weight("ffn_norm.weight") is not None
+    x = build.norm(at, "ffn_norm" if own else "post_attention_norm", skip)
+    if layer.weight("ffn_gate_inp.weight") is None:
+        x = build.ffn(at, x)
+    elif arch == "gpt-oss":
+        x = build.moe(at, x, gating="late_softmax", norm=False)
+    else:
+        routed = build.moe(at, x, norm=arch not in ("deepseek2", "jamba"))
+        x = _with_shared(build, at, x, routed)
+    if layer.weight("post_ffw_norm.weight") is not None:
+        x = build.norm(_unpinned(at), "post_ffw_norm", x)
+    return like("add", skip, x) if arch in ("jamba", "lfm2") else like("add", x, skip)
+
+
+def _unpinned(at: Placed) -> Placed:
+    """gemma's last norm is named without its layer, so it is free to move."""
+    return Placed(at.layer, at.backend, at.kv_backend, at.host, at.on_host, False)
+
+
+def _with_shared(build: Builder, at: Placed, x: Node, routed: Node) -> Node:
+    if at.layer.weight("ffn_up_shexp.weight") is None:
+        return routed
+    shared = build.ffn(at, x, suffix="_shexp")
+    if at.layer.weight("ffn_gate_inp_shexp.weight") is not None:
+        gate = like("unary", build.linear(at, "ffn_gate_inp_shexp", x))
+        shared = like("mul", shared, gate)
+    return like("add", routed, shared)
+
+
+def _attention(build: Builder, at: Placed, x: Node, positions: Node) -> Node:
+    arch, layer = build.model.architecture, at.layer
+    if layer.weight("attn_kv_a_mqa.weight") is not None:
+        return _latent_attention(build, at, x, positions)
+    if arch in _DELTA_NETS:
+        return _gated_attention(build, at, x, positions)
+    head = layer.k_width // layer.n_head_kv
+    v_head = layer.v_width // layer.n_head_kv
+    q, k, v = _qkv(build, at, x, heads=((head, layer.n_head), (head, layer.n_head_kv),
+                                        (v_head, layer.n_head_kv)))  # fmt: skip
+    if arch not in _NO_ROPE:
+        q, k = _roped(build, at, q, positions), _roped(build, at, k, positions, part="k")
+    if arch in _GEMMAS:
+        q = like("scale", q)
+    x = build.attend(at, q, k, v, sinks=build.weight(at, "attn_sinks.weight"))
+    return build.biased(at, "attn_output", build.linear(at, "attn_output", x))
+
+
+def _qkv(
+    build: Builder, at: Placed, x: Node, *, heads: tuple[tuple[int, int], ...]
+) -> tuple[Node, Node, Node]:
+    """Q, K and V, each by (width, heads): products of their own or views of one (build_qkv)."""
+    if at.layer.weight("attn_qkv.weight") is not None:
+        both = build.biased(at, "attn_qkv", build.linear(at, "attn_qkv", x))
+        q, k, v = (
+            view(both, width, count, build.n, nb=(F32, F32 * width, both.nb[1], both.nb[2]))
+            for width, count in heads
+        )
+    else:
+        products = [
+            build.biased(at, name, build.linear(at, name, x))
+            for name in ("attn_q", "attn_k", "attn_v")
+        ]
+        q, k, v = (
+            reshape(product, width, count, build.n)
+            for product, (width, count) in zip(products, heads, strict=True)
+        )
+    return q, k, v
+
+
+def _roped(build: Builder, at: Placed, x: Node, positions: Node, *, part: str = "q") -> Node:
+    if at.layer.weight(f"attn_{part}_norm.weight") is not None:
+        x = build.norm(at, f"attn_{part}_norm", x)
+    return like("rope", x, positions)
+
+
+def _gated_attention(build: Builder, at: Placed, x: Node, positions: Node) -> Node:
+    """Attention of the delta nets: Q comes with a gate for its output."""
+    layer, n = at.layer, build.n
+    head = layer.k_width // layer.n_head_kv
+    both = build.linear(at, "attn_q", x)
+    k, v = build.linear(at, "attn_k", x), build.linear(at, "attn_v", x)
+    is_next = build.model.architecture == "qwen3next"
+    if is_next:
+        both = reshape(both, 2 * head, layer.n_head, n)
+    steps = (4, 8 * head, 8 * head * layer.n_head, 8 * head * layer.n_head * n)
+    q = view(both, head, layer.n_head, n, nb=steps)
+    gate = view(both, head, layer.n_head, n, nb=steps)
+    k, v = reshape(k, head, layer.n_head_kv, n), reshape(v, head, layer.n_head_kv, n)
+    q, k = _roped(build, at, q, positions), _roped(build, at, k, positions, part="k")
+    x = build.attend(at, q, k, v)
+    gate = like("unary", cont(gate, head * layer.n_head, n))
+    return build.linear(at, "attn_output", like("mul", x, gate))
+
+
+def _latent_attention(build: Builder, at: Placed, x: Node, positions: Node) -> Node:
+    """MLA with absorbed products (deepseek2.cpp)."""
+    n, layer = build.n, at.layer
+    k_b = needed(build.weight(at, "attn_k_b.weight"), "attn_k_b")
+    v_b = needed(build.weight(at, "attn_v_b.weight"), "attn_v_b")
+    rank, nope = k_b.ne[1], k_b.ne[0]
+    rope = layer.k_width - rank
+    if layer.weight("attn_q_a.weight") is not None:
+        q = build.norm(at, "attn_q_a_norm", build.linear(at, "attn_q_a", x))
+        q = build.linear(at, "attn_q_b", q)
+    else:
+        q = build.linear(at, "attn_q", x)
+    both = build.linear(at, "attn_kv_a_mqa", x)
+    latent = view(both, rank, n, nb=both.nb)
+    k_pe = like(
+        "rope", view(both, rope, 1, n, nb=(4, both.nb[1], both.nb[1], both.nb[2])), positions
+    )
+    latent = build.norm(at, "attn_kv_a_norm", latent)
+    steps = (4, 4 * (nope + rope), q.nb[1], q.nb[2])
+    q_nope, q_pe = (view(q, width, layer.n_head, n, nb=steps) for width in (nope, rope))
+    q_pe = like("rope", q_pe, positions)
+    absorbed = permute(mul_mat(k_b, permute(q_nope, 0, 2, 1, 3)), 0, 2, 1, 3)
+    latent = reshape(latent, rank, 1, n)
+    q, k = concat(absorbed, q_pe), concat(latent, k_pe)
+    x = build.attend(at, q, k, latent, v_b=v_b)
+    return build.linear(at, "attn_output", x)
+
+
+def _draw_encoder(build: Builder, layers: Sequence[Placed], *, host: int) -> None:
+    model, n = build.model, build.n
+    positions = build.ids(n)
+    x = _embedded(build, host)
+    if (types := _end(model, "token_types.weight", host)) is not None:
+        x = like("add", x, view(types, model.n_embd))
+    if (table := _end(model, "position_embd.weight", host)) is not None:
+        x = like("add", get_rows(table, positions), x)
+    x = build.norm(layers[0], "token_embd_norm", x, op="norm")
+    mask = leaf_input(n, n, size=F16 if build.shape.flash_attn else F32)
+    out_ids = build.ids(build.n_outputs)
+    for i, at in enumerate(layers):
+        x = _encoder_layer(build, at, x, positions, mask, out_ids if i == len(layers) - 1 else None)
+    x.is_output = True
+    build.expand(x)
+    _draw_pooling(build, x)
+
+
+def _encoder_layer(
+    build: Builder, at: Placed, x: Node, positions: Node, mask: Node, out_ids: Node | None
+) -> Node:
+    layer, skip = at.layer, x
+    head = build.model.n_embd // layer.n_head
+    q, k, v = _qkv(build, at, x, heads=((head, layer.n_head),) * 3)
+    if build.model.architecture == "nomic-bert":
+        q, k = like("rope", q, positions), like("rope", k, positions)
+    x = build.attend_batch(q, k, v, mask)
+    x = build.biased(at, "attn_output", build.linear(at, "attn_output", x))
+    if out_ids is not None:
+        x, skip = get_rows(x, out_ids), get_rows(skip, out_ids)
+    x = build.norm(at, "attn_output_norm", like("add", x, skip), op="norm")
+    x = like("add", build.ffn(at, x), x)
+    return build.norm(at, "layer_output_norm", x, op="norm")
+
+
+def _draw_pooling(build: Builder, x: Node) -> None:
+    if not build.shape.embedding:
+        return
+    if build.model.pooling == "mean":
+        mean = leaf_input(x.ne[1], build.n_seqs)
+        x = mul_mat(cont(transpose(x)), mean)
+    elif build.model.pooling in ("cls", "last", "rank"):
+        x = get_rows(x, build.ids(build.n_seqs))
+    x.is_output = True
+    build.expand(x)

@@ -1,0 +1,166 @@
+"""ggml-backend's scheduler in outline: which backend runs a node, what is copied where (b11434).
+
+Backends are numbered in order of preference; the host's is the last. Weights and caches lie where
+they were loaded; all else follows them (ggml-backend.cpp, ggml_backend_sched_split_graph).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from planners.graph.tensors import VIEW_OPS, Graph, Node
+
+OFFLOAD_LEAST_BATCH = 32  # rows from which a device takes over products with the host's weights
+
+
+@dataclass(frozen=True, slots=True)
+class Backends:
+    """What the backends can do."""
+
+    count: int
+    offloads: tuple[bool, ...]
+    """Per backend: whether it takes over large products with weights in host memory."""
+    supports: Callable[[int, Node], bool]
+
+    @property
+    def host(self) -> int:
+        """The host's, which is always the last."""
+        return self.count - 1
+
+
+@dataclass(slots=True)
+class Split:
+    """A run of nodes on one backend, and what is copied to it first."""
+
+    backend: int
+    nodes: list[Node]
+    inputs: list[tuple[Node, Node]]
+    """Pairs of a tensor and its copy."""
+
+
+def split(graph: Graph, backends: Backends) -> list[Split]:
+    """Every node on its backend, in runs; sources that lie elsewhere are replaced by copies."""
+    working = [node for node in graph.nodes if node.op not in VIEW_OPS]
+    _from_locations(graph, backends)
+    _expand(working, backends, is_host_taken=False)
+    _expand(working, backends, is_host_taken=True)
+    for node in working:
+        if node.backend < 0:
+            node.backend = _best_supported(node, backends)
+    _follow_sources(graph.nodes, backends)
+    return _runs(graph.nodes)
+
+
+def _from_locations(graph: Graph, backends: Backends) -> None:
+    """Pass 1: nodes that write into memory in place, or read weights."""
+    for leaf in graph.leafs:
+        if leaf.buffer is not None:
+            leaf.backend = leaf.buffer
+        elif leaf.is_input:
+            leaf.backend = backends.host
+    for node in graph.nodes:
+        if node.backend < 0:
+            node.backend = _from_location(node, backends)
+
+
+def _from_location(node: Node, backends: Backends) -> int:
+    owner = node.view_src or node
+    if owner.buffer is not None:
+        return owner.buffer
+    if node.op in ("rope", "flash_attn"):
+        return -1
+    weight = next((source for source in node.src if source.is_weight), None)
+    if weight is None or weight.buffer is None:
+        return -1
+    if weight.buffer == backends.host and _batch(node) >= OFFLOAD_LEAST_BATCH:
+        for b in range(backends.host):
+            if backends.offloads[b] and backends.supports(b, node):
+                return b
+    return weight.buffer if backends.supports(weight.buffer, node) else backends.host
+
+
+def _batch(node: Node) -> int:
+    """Rows that a product works on (ggml_vk_get_op_batch_size and its CUDA twin)."""
+    match node.op:
+        case "get_rows":
+            return 0
+        case "mul_mat" | "mul_mat_inplace":
+            return node.ne[1]
+        case "mul_mat_id" | "rope":
+            return node.ne[2]
+        case _:
+            return node.ne[1] * node.ne[2] * node.ne[3]
+
+
+def _expand(nodes: Sequence[Node], backends: Backends, *, is_host_taken: bool) -> None:
+    """Pass 2: neighbours of assigned nodes follow them, downwards first."""
+    for ordered in (nodes, nodes[::-1]):
+        current = -1
+        for node in ordered:
+            if node.backend >= 0:
+                on_host = node.backend == backends.host
+                current = -1 if on_host and not is_host_taken else node.backend
+            elif current >= 0 and backends.supports(current, node):
+                node.backend = current
+
+
+def _best_supported(node: Node, backends: Backends) -> int:
+    """Pass 3: where most of its sources can be read."""
+    able = [b for b in range(backends.count) if backends.supports(b, node)]
+    return max(able, key=lambda b: (sum(_home(s) == b for s in node.src), -b))
+
+
+def _home(node: Node) -> int:
+    """The backend in whose memory a tensor lies or will lie."""
+    owner = node.view_src or node
+    if owner.buffer is not None:
+        return owner.buffer
+    return node.backend if node.backend >= 0 else owner.backend
+
+
+def _follow_sources(nodes: Iterable[Node], backends: Backends) -> None:
+    """Pass 4: what is left follows what it views, or who uses it."""
+    for node in nodes:
+        if node.backend < 0:
+            node.backend = node.view_src.backend if node.view_src else backends.host
+        for source in node.src:
+            if source.backend < 0:
+                source.backend = source.view_src.backend if source.view_src else node.backend
+
+
+def _runs(nodes: Sequence[Node]) -> list[Split]:
+    """Pass 5: runs of one backend; a borrowed weight opens a new one, so that the last is freed."""
+    first = next((node.backend for node in nodes if node.op not in VIEW_OPS), 0)
+    runs = [Split(first, [], [])]
+    copies: dict[tuple[int, int], Node] = {}
+    for node in nodes:
+        run = runs[-1]
+        if node.op not in VIEW_OPS:
+            if node.backend != run.backend or (run.inputs and _borrows(node, run.backend)):
+                run = Split(node.backend, [], [])
+                runs.append(run)
+            for j, source in enumerate(node.src):
+                if _home(source) != run.backend:
+                    key = (id(source), run.backend)
+                    if key not in copies:
+                        copies[key] = Node("", source.ne, size=source.size, nb=source.nb,
+                                           n_bytes=source.n_bytes)  # fmt: skip
+                        copies[key].backend = run.backend
+                        run.inputs.append((source, copies[key]))
+                    node.src[j] = copies[key]
+        run.nodes.append(node)
+    return runs
+
+
+def _borrows(node: Node, backend: int) -> bool:
+    return any(source.is_weight and source.buffer != backend for source in node.src)
+
+
+def ordered(splits: Iterable[Split]) -> list[Node]:
+    """All nodes for the allocator, each split's copies before it."""
+    nodes = []
+    for run in splits:
+        for source, copy in run.inputs:
+            held = Node("", source.ne, src=(source,), view_of=source)
+            nodes += [held, copy]
+        nodes += run.nodes
+    return nodes

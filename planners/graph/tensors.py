@@ -1,0 +1,195 @@
+"""A compute graph in outline: shapes, sources and views, no values. Mirrors ggml.c (b11434).
+
+Only what decides where a node runs and how long its bytes live is kept. Built once, then annotated
+in place by planners.graph.schedule and planners.graph.allocation: the one mutable value of
+planners, never kept beyond one reservation.
+"""
+
+from planners.errors import PlanError
+
+Shape = tuple[int, int, int, int]
+Strides = tuple[float, float, float, float]
+
+F32, F16, I32, I64 = 4, 2, 4, 8
+VIEW_OPS = frozenset({"view", "reshape", "permute", "transpose"})
+
+
+class Undrawn(PlanError):
+    """A model whose graph is another than its architecture's name lets expect."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(f"its compute graph cannot be drawn: {what}")
+
+
+class Node:
+    """One tensor of the graph: a leaf (`op` is "") or an operation's result."""
+
+    __slots__ = (
+        "backend",
+        "buffer",
+        "is_input",
+        "is_output",
+        "is_owned",
+        "is_pinned",
+        "is_weight",
+        "n_bytes",
+        "n_children",
+        "n_views",
+        "nb",
+        "ne",
+        "offset",
+        "op",
+        "size",
+        "src",
+        "view_src",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        op: str,
+        ne: Shape,
+        *,
+        size: float = F32,
+        nb: Strides | None = None,
+        src: tuple["Node", ...] = (),
+        view_of: "Node | None" = None,
+        n_bytes: int | None = None,
+    ) -> None:
+        self.op, self.ne, self.size, self.src = op, ne, size, list(src)
+        self.nb = nb or strides(ne, size)
+        self.view_src: Node | None = None if view_of is None else view_of.view_src or view_of
+        self.n_bytes = _span(ne, self.nb, size) if n_bytes is None else n_bytes
+        self.is_input = self.is_output = self.is_weight = self.is_pinned = False
+        self.buffer: int | None = None
+        """The backend in whose memory it lies already; None where it is to be allocated."""
+        self.backend = -1
+        self.n_children = self.n_views = self.offset = 0
+        self.is_owned = False
+
+
+def strides(ne: Shape, size: float) -> Strides:
+    """Byte strides of a contiguous tensor."""
+    first = ne[0] * size
+    return (size, first, first * ne[1], first * ne[1] * ne[2])
+
+
+def _span(ne: Shape, nb: Strides, size: float) -> int:
+    """Bytes from the first element to the last (ggml_nbytes)."""
+    if not all(ne):
+        return 0
+    return int(size + sum((n - 1) * step for n, step in zip(ne, nb, strict=True)))
+
+
+class Graph:
+    """Nodes in the order of execution, as ggml_build_forward_expand leaves them."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.leafs: list[Node] = []
+        self._seen: set[int] = set()
+
+    def expand(self, node: Node) -> None:
+        """Append what `node` needs and lacks, sources first, then itself."""
+        if id(node) in self._seen:
+            return
+        # An explicit stack: a graph of a hundred layers would exhaust Python's.
+        stack: list[tuple[Node, int]] = [(node, 0)]
+        self._seen.add(id(node))
+        while stack:
+            here, at = stack.pop()
+            if at < len(here.src):
+                stack.append((here, at + 1))
+                source = here.src[at]
+                if id(source) not in self._seen:
+                    self._seen.add(id(source))
+                    stack.append((source, 0))
+            else:
+                (self.nodes if here.op else self.leafs).append(here)
+
+
+def full(*ne: int) -> Shape:
+    """A shape of four dimensions."""
+    a, b, c, d, *_ = (*ne, 1, 1, 1, 1)
+    return (a, b, c, d)
+
+
+def leaf_input(*ne: int, size: float = F32) -> Node:
+    """An input, filled anew for every batch."""
+    node = Node("", full(*ne), size=size)
+    node.is_input = True
+    return node
+
+
+def like(op: str, *src: Node) -> Node:
+    """An operation whose result has the shape of its first source, contiguous."""
+    return Node(op, src[0].ne, size=src[0].size, src=src)
+
+
+def mul_mat(a: Node, b: Node) -> Node:
+    """[a.ne1, b.ne1, b.ne2, b.ne3], f32."""
+    return Node("mul_mat", (a.ne[1], b.ne[1], b.ne[2], b.ne[3]), src=(a, b))
+
+
+def mul_mat_id(experts: Node, b: Node, ids: Node) -> Node:
+    """Rows of the experts that `ids` names, for each of its columns."""
+    return Node("mul_mat_id", (experts.ne[1], ids.ne[0], b.ne[2], 1), src=(experts, b, ids))
+
+
+def get_rows(a: Node, ids: Node) -> Node:
+    """Rows of `a`, as f32."""
+    return Node("get_rows", (a.ne[0], ids.ne[0], ids.ne[1], ids.ne[2]), src=(a, ids))
+
+
+def set_rows(cache: Node, rows: Node, ids: Node) -> Node:
+    """Writes rows into a cache: a view of it."""
+    return Node("set_rows", cache.ne, size=cache.size, nb=cache.nb, src=(rows, ids, cache),
+                view_of=cache, n_bytes=cache.n_bytes)  # fmt: skip
+
+
+def view(a: Node, *ne: int, nb: Strides | None = None) -> Node:
+    """A window into `a`, contiguous unless strides are given."""
+    return Node("view", full(*ne), size=a.size, nb=nb, src=(a,), view_of=a)
+
+
+def reshape(a: Node, *ne: int) -> Node:
+    """The same bytes in another shape."""
+    return Node("reshape", full(*ne), size=a.size, src=(a,), view_of=a, n_bytes=a.n_bytes)
+
+
+def permute(a: Node, *axes: int) -> Node:
+    """`a` with its dimension i moved to place axes[i]."""
+    order = [axes.index(i) for i in range(4)]
+    shape = full(*(a.ne[i] for i in order))
+    steps = (a.nb[order[0]], a.nb[order[1]], a.nb[order[2]], a.nb[order[3]])
+    return Node("permute", shape, size=a.size, nb=steps, src=(a,), view_of=a, n_bytes=a.n_bytes)
+
+
+def transpose(a: Node) -> Node:
+    """`a` with its first two dimensions swapped."""
+    ne = (a.ne[1], a.ne[0], a.ne[2], a.ne[3])
+    nb = (a.nb[1], a.nb[0], a.nb[2], a.nb[3])
+    return Node("transpose", ne, size=a.size, nb=nb, src=(a,), view_of=a, n_bytes=a.n_bytes)
+
+
+def cont(a: Node, *ne: int) -> Node:
+    """A contiguous copy."""
+    return Node("cont", full(*ne) if ne else a.ne, size=a.size, src=(a,))
+
+
+def copy_into(a: Node, target: Node) -> Node:
+    """`a` written over `target`: a view of it."""
+    return Node("cpy", target.ne, size=target.size, nb=target.nb, src=(a, target), view_of=target,
+                n_bytes=target.n_bytes)  # fmt: skip
+
+
+def concat(a: Node, b: Node) -> Node:
+    """Along the first dimension."""
+    return Node("concat", (a.ne[0] + b.ne[0], *a.ne[1:]), size=a.size, src=(a, b))
+
+
+def needed(node: Node | None, what: str) -> Node:
+    """`node`, which must be there. Raises Undrawn."""
+    if node is None:
+        raise Undrawn(f"{what} is missing")
+    return node

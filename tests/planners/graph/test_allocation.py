@@ -1,0 +1,82 @@
+from planners.graph.allocation import ALIGNMENT, reserved_bytes
+from planners.graph.tensors import Graph, Node, full, like, mul_mat, view
+
+KB = 1024
+
+
+def weight(*shape: int) -> Node:
+    node = Node("", full(*shape))
+    node.is_weight, node.buffer, node.backend = True, 0, 0
+    return node
+
+
+def of(n_elements: int) -> Node:
+    return Node("op", full(n_elements))
+
+
+def reserve(*results: Node) -> int:
+    graph = Graph()
+    for node in results:
+        graph.expand(node)
+    for node in (*graph.nodes, *graph.leafs):
+        node.backend = 0
+    (most,) = reserved_bytes(graph.nodes, graph.leafs, n_backends=1)
+    return most
+
+
+def test_a_chain_needs_two_results_at_a_time() -> None:
+    x = of(KB)
+    for _ in range(10):
+        x = Node("op", x.ne, src=(x,))
+
+    assert reserve(x) == 2 * 4 * KB
+
+
+def test_an_operation_in_place_needs_no_room() -> None:
+    x = of(KB)
+    for _ in range(10):
+        x = like("scale", x)
+
+    assert reserve(x) == 4 * KB
+
+
+def test_a_parent_with_another_reader_is_not_overwritten() -> None:
+    x = of(KB)
+    scaled = like("scale", x)
+
+    assert reserve(like("add", scaled, x)) == 2 * 4 * KB
+
+
+def test_a_view_keeps_its_owner_alive() -> None:
+    x = of(KB)
+    part = view(x, KB // 2)
+    other = Node("op", full(KB), src=(of(KB),))
+
+    assert reserve(other, Node("op", full(1), src=(part, other))) > 2 * 4 * KB
+
+
+def test_weights_take_no_room() -> None:
+    assert reserve(mul_mat(weight(KB, 8), of(KB))) == 4 * KB + ALIGNMENT
+
+
+def test_a_freed_block_is_taken_again_when_it_fits_best() -> None:
+    small, large = of(KB), of(4 * KB)
+    both = Node("op", full(1), src=(small, large))
+    again = Node("op", full(KB), src=(both,))
+
+    assert reserve(again) <= (4 + 16) * KB + ALIGNMENT
+
+
+def test_an_output_is_never_given_back() -> None:
+    x = of(KB)
+    x.is_output = True
+    chain = Node("op", x.ne, src=(Node("op", x.ne, src=(x,)),))
+
+    assert reserve(chain) == 3 * 4 * KB
+
+
+def test_results_without_elements_are_allocated_and_freed_like_others() -> None:
+    empty = Node("op", full(0))
+    used = Node("op", full(KB), src=(empty,))
+
+    assert reserve(used) == 4 * KB

@@ -1,0 +1,68 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planners.graph.reorder import reordered
+from planners.graph.tensors import Graph, Node, full, leaf_input, like, mul_mat, reshape, view
+
+OPS = ("mul_mat", "add", "rms_norm", "mul", "unary", "rope", "glu", "cont")
+
+
+def weight() -> Node:
+    node = Node("", full(8, 8))
+    node.is_weight, node.buffer = True, 0
+    return node
+
+
+def nodes(*results: Node) -> list[Node]:
+    graph = Graph()
+    for node in results:
+        graph.expand(node)
+    return graph.nodes
+
+
+def ops(found: list[Node]) -> list[str]:
+    return [node.op for node in found]
+
+
+def test_independent_products_come_side_by_side() -> None:
+    x = like("rms_norm", leaf_input(8, 8))
+    left, right = like("rope", mul_mat(weight(), x)), like("rope", mul_mat(weight(), x))
+
+    found = reordered(nodes(like("add", left, right)))
+
+    assert ops(found) == ["rms_norm", "mul_mat", "mul_mat", "rope", "rope", "add"]
+
+
+def test_a_norm_keeps_its_weight_behind_it() -> None:
+    x = leaf_input(8, 8)
+    one = like("mul", like("rms_norm", x), weight())
+    other = like("mul", like("rms_norm", x), weight())
+
+    assert ops(reordered(nodes(like("add", one, other))))[:2] == ["rms_norm", "mul"]
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> list[Node]:
+    made = [leaf_input(8, 8)]
+    for _ in range(draw(st.integers(1, 40))):
+        sources = draw(st.lists(st.sampled_from(made), min_size=1, max_size=2))
+        op = draw(st.sampled_from((*OPS, "view", "reshape")))
+        match op:
+            case "view":
+                made.append(view(sources[0], 4, 8))
+            case "reshape":
+                made.append(reshape(sources[0], *sources[0].ne))
+            case "rope":  # of some rows, by their positions
+                made.append(like(op, sources[0], sources[-1]))
+            case _:
+                made.append(like(op, *sources))
+    return nodes(*made)
+
+
+@given(graphs())
+def test_every_node_comes_once_and_after_its_sources(before: list[Node]) -> None:
+    after = reordered(before)
+
+    assert sorted(map(id, after)) == sorted(map(id, before))
+    place = {id(node): i for i, node in enumerate(after)}
+    assert all(place.get(id(s), -1) < place[id(node)] for node in after for s in node.src)

@@ -1,0 +1,183 @@
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planners.ggml.header import GgufArray, GgufError, GgufHeader, Tensor
+from planners.gguf import model_info
+from planners.graph.reservation import compute_bytes, is_drawn
+from planners.hardware import HOST, DeviceId
+from planners.kv_cache import LaunchShape
+from planners.memory import layer_devices, predict
+from planners.model import ModelInfo
+from tests.fakes.machines import LLAMA_8B
+from tests.fakes.tiny_models import info_of, tiny_models
+
+GPU, OTHER = DeviceId("gpu"), DeviceId("other")
+REMOTE = DeviceId("rpc:box:50052")
+MODELS = {model.name: model for model in tiny_models()}
+SHAPE = LaunchShape(n_ctx=4096, n_parallel=2, n_batch=512, n_ubatch=512, backend="vulkan")
+
+
+def reserved(model: ModelInfo, shape: LaunchShape) -> dict[DeviceId, int]:
+    found = compute_bytes(model, shape, layer_devices(model, shape))
+    assert found is not None
+    return dict(found)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_known_architecture_is_drawn(name: str) -> None:
+    info = info_of(MODELS[name])
+    whole = replace(SHAPE, split=((GPU, info.n_layer + 1),), embedding=info.is_embedding)
+
+    found = reserved(info, whole)
+
+    assert is_drawn(info)
+    assert found[GPU] > 1 << 20
+    assert found[HOST] > 1 << 18
+
+
+@pytest.mark.parametrize("without", ["attn_k.weight", "ffn_down", "token_embd.weight"])
+def test_a_file_that_lacks_a_tensor_is_estimated_and_never_fails(without: str) -> None:
+    info = info_of(MODELS["dense"], without=without)
+    shape = replace(SHAPE, split=((GPU, info.n_layer + 1),))
+
+    assert compute_bytes(info, shape, layer_devices(info, shape)) is None
+    assert predict(info, shape, overhead_bytes={})
+
+
+def test_a_model_known_by_sums_alone_is_not_drawn() -> None:
+    assert compute_bytes(LLAMA_8B, SHAPE, (HOST,) * 33) is None
+
+
+def test_a_device_with_nothing_but_the_output_needs_little() -> None:
+    info = info_of(MODELS["dense"])
+    shape = replace(SHAPE, split=((GPU, info.n_layer), (OTHER, 1)))
+
+    found = reserved(info, shape)
+
+    assert found[OTHER] < found[GPU] / 20
+
+
+def test_layers_on_the_host_make_the_device_hold_borrowed_weights() -> None:
+    info = info_of(MODELS["dense"])
+
+    whole = reserved(info, replace(SHAPE, split=((GPU, info.n_layer + 1),)))
+    part = reserved(info, replace(SHAPE, split=((GPU, 2),)))
+
+    assert part[GPU] > whole[GPU]
+
+
+def test_no_weight_is_borrowed_by_a_remote_device() -> None:
+    info = info_of(MODELS["dense"])
+
+    near = reserved(info, replace(SHAPE, split=((GPU, 1),)))
+    far = reserved(info, replace(SHAPE, split=((REMOTE, 1),)))
+
+    assert far[REMOTE] < near[GPU] / 4
+
+
+def test_mamba_1_is_scanned_by_the_host_of_a_local_device() -> None:
+    info = info_of(MODELS["state-1"])
+    near = replace(SHAPE, split=((GPU, info.n_layer + 1),))
+    far = replace(SHAPE, split=((REMOTE, info.n_layer + 1),))
+
+    assert reserved(info, near)[HOST] > 2 * reserved(info, far)[HOST]
+
+
+def deep(n_layer: int) -> ModelInfo:
+    return info_of(replace(MODELS["dense"], n_layer=n_layer, name=f"deep-{n_layer}"))
+
+
+@pytest.mark.parametrize("name", ["dense", "windows-6", "delta", "hybrid-2"])
+def test_a_few_layers_stand_for_many(name: str) -> None:
+    model = MODELS[name]
+    numbers = dict(model.numbers)
+    if isinstance(kv := numbers["attention.head_count_kv"], list):
+        numbers["attention.head_count_kv"] = [kv[i % 4] for i in range(48)]
+    many = info_of(replace(model, n_layer=48, numbers=numbers))
+    fewer = info_of(replace(model, n_layer=12, numbers=numbers | {
+        "attention.head_count_kv": kv[:4] * 3 if isinstance(kv, list) else kv}))  # fmt: skip
+
+    whole = reserved(many, replace(SHAPE, split=((GPU, 49),)))[GPU]
+
+    assert whole == pytest.approx(
+        reserved(fewer, replace(SHAPE, split=((GPU, 13),)))[GPU], rel=0.12
+    )
+
+
+def test_equal_devices_reserve_alike_and_a_hundred_layers_on_eight_are_quick() -> None:
+    info = deep(100)
+    devices = [DeviceId(f"gpu-{i}") for i in range(8)]
+    counts = [13] * 7 + [10]
+    shape = replace(SHAPE, split=tuple(zip(devices, counts, strict=True)))
+
+    started = time.process_time()
+    found = reserved(info, shape)
+    spent_s = time.process_time() - started
+
+    assert found[devices[3]] == found[devices[4]]
+    assert spent_s < 0.25  # a few ms; the bound only rules out drawing all hundred layers
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(sorted(MODELS)),
+    n_ctx=st.sampled_from((256, 1024, 4096, 16384)),
+    n_parallel=st.integers(1, 5),
+    n_ubatch=st.sampled_from((16, 64, 200, 512)),
+    unified=st.booleans(),
+    flash=st.booleans(),
+    on_host=st.integers(0, 12),
+)
+def test_any_launch_of_any_architecture_has_a_prediction(
+    name: str, n_ctx: int, n_parallel: int, n_ubatch: int, unified: bool, flash: bool, on_host: int
+) -> None:
+    info = info_of(MODELS[name])
+    layers = max(0, info.n_layer + 1 - on_host)
+    shape = LaunchShape(
+        n_ctx=n_ctx * n_parallel, n_parallel=n_parallel, n_batch=n_ubatch, n_ubatch=n_ubatch,
+        kv_unified=unified, flash_attn=flash, embedding=info.is_embedding, backend="vulkan",
+        split=((GPU, layers),) if layers else (),
+    )  # fmt: skip
+
+    parts = predict(info, shape, overhead_bytes={})
+
+    assert all(part.compute_bytes >= 0 and part.upper_bytes >= part.total_bytes for part in parts)
+    assert is_drawn(info)
+
+
+@settings(max_examples=400, deadline=5000)
+@given(
+    data=st.data(),
+    name=st.sampled_from(sorted(MODELS)),
+    number=st.one_of(st.integers(0, 40), st.integers(0, (1 << 31) - 1)),
+    layers=st.integers(0, 9),
+)
+def test_a_file_that_lies_in_one_number_is_predicted_or_estimated(
+    data: st.DataObject, name: str, number: int, layers: int
+) -> None:
+    model = MODELS[name]
+    sane = info_of(model)
+    key = data.draw(st.sampled_from(sorted(model.facts.pairs)[:-1]))
+    pairs = {
+        k: GgufArray(len(v), tuple(v)) if isinstance(v, list) else v
+        for k, v in model.facts.pairs.items()
+    } | {key: number if key != "general.architecture" else "llama"}
+    found = tuple(
+        Tensor(f"blk.{i}.{w.name}", w.shape, 1, w.n_bytes)
+        for i, layer in enumerate(sane.layers)
+        for w in layer.weights
+    ) + tuple(Tensor(w.name, w.shape, 1, w.n_bytes) for w in sane.ends)
+    try:
+        lying = model_info([GgufHeader(3, pairs, found, "", 1 << 30, ())])
+    except GgufError:
+        return
+    count = min(layers, lying.n_layer + 1)
+    shape = replace(SHAPE, split=((GPU, count),) if count else (), n_ctx=512)
+
+    parts = predict(lying, shape, overhead_bytes={})
+
+    assert all(part.compute_bytes >= 0 for part in parts)
