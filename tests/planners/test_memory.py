@@ -1,149 +1,94 @@
-"""Predictions against what llama-server logged; fixtures/launches.json says how it was measured."""
+"""Predictions against what llama-server reported; bench/data/README.md says how it was measured."""
 
-import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from operator import attrgetter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from planners.compute import device_compute_bytes, host_compute_bytes
-from planners.ggml.header import GgufArray, GgufHeader, Scalar, Tensor
-from planners.gguf import model_info
+from bench.planner.rows import Row, read_rows
+from bench.planner.scores import Error, errors, percentile, placement_of
 from planners.hardware import HOST, DeviceId
 from planners.kv_cache import LaunchShape
-from planners.memory import host_overhead_bytes, output_buffer_bytes, predict
-from planners.model import ModelInfo
+from planners.memory import (
+    host_overhead_bytes,
+    joined,
+    output_buffer_bytes,
+    predict,
+    predict_draft,
+)
 from planners.plan import DeviceBytes
 from tests.fakes.machines import LLAMA_8B
 
-LAUNCHES = Path(__file__).parents[1] / "fixtures" / "launches.json"
-ROUNDING_BYTES = 11_000  # a logged size is within 0.01 MiB, padding within 25 kB a device
-PADDING_BYTES = 25_000
-NAME = attrgetter("name")
-HAS_QK_NORM = ("qwen3", "qwen3moe", "gemma3", "lfm2", "qwen3next", "qwen35")
-HAS_NO_GATE = ("bert", "nemotron_h", "mamba2")
+TABLE = Path(__file__).parents[2] / "bench" / "data" / "planning_actuals.jsonl"
+ROUNDING_BYTES = 11_000  # a logged size is within 0.01 MiB
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    name: str
-    info: ModelInfo
-    shape: LaunchShape
-    buffers: dict[str, dict[str, int]]
-    predicted: dict[DeviceId, DeviceBytes]
-
-    @property
-    def is_full(self) -> bool:
-        shape = self.shape
-        is_whole = shape.n_gpu_layers == self.info.n_layer + 1 and not shape.n_cpu_moe
-        return is_whole and len(shape.split) == 1
-
-    def devices(self) -> Iterator[tuple[dict[str, int], DeviceBytes]]:
-        for name, buffers in self.buffers.items():
-            if name.startswith(("Vulkan0", "RPC")):
-                yield buffers, self.predicted[DeviceId(name)]
-
-    def logged_on_host(self, *kinds: str) -> int:
-        on_host = (self.buffers.get(name, {}) for name in ("CPU", "Vulkan_Host"))
-        return sum(buffers.get(kind, 0) for buffers in on_host for kind in kinds)
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    read = read_rows(TABLE.read_text().splitlines())
+    return [row for row in read if isinstance(row, Row)]
 
 
-def _info(told: dict[str, Any]) -> ModelInfo:
-    """The model as its header would say, one tensor per layer for its bytes."""
-    pairs: dict[str, Scalar | GgufArray] = {}
-    for key, value in told["metadata"].items():
-        if key == "n_vocab":
-            pairs["tokenizer.ggml.tokens"] = GgufArray(value, None)
-        else:
-            pairs[key] = GgufArray(len(value), tuple(value)) if isinstance(value, list) else value
-    arch = str(pairs["general.architecture"])
-    tensors = [Tensor(name, (), 0, n_bytes) for name, n_bytes in told["outside_bytes"].items()]
-    layers = zip(_unrolled(told["layer_bytes"]), _unrolled(told["expert_bytes"]), strict=True)
-    for i, (n_bytes, expert_bytes) in enumerate(layers):
-        tensors.append(Tensor(f"blk.{i}.attn_q.weight", (), 0, n_bytes - expert_bytes))
-        if expert_bytes:
-            tensors.append(Tensor(f"blk.{i}.ffn_up_exps.weight", (), 0, expert_bytes))
-        if arch not in HAS_NO_GATE:
-            tensors.append(Tensor(f"blk.{i}.ffn_gate.weight", (), 0, 0))
-        if arch in HAS_QK_NORM:
-            tensors.append(Tensor(f"blk.{i}.attn_q_norm.weight", (), 0, 0))
-    info = model_info([GgufHeader(3, pairs, tuple(tensors), "", told["file_bytes"], ())])
-    largest = min(told["largest_tensor_bytes"], info.largest_tensor_bytes)
-    return replace(info, largest_tensor_bytes=largest)
+@pytest.fixture(scope="module")
+def found(rows: list[Row]) -> list[Error]:
+    return [error for row in rows for error in errors(row)]
 
 
-def _unrolled(runs: Iterable[tuple[int, int]]) -> list[int]:
-    return [value for count, value in runs for _ in range(count)]
+def names(found: list[Error], is_bad: Callable[[Error], bool]) -> list[str]:
+    return [f"{error.row.name} {error.device}" for error in found if is_bad(error)]
 
 
-def _launches() -> Iterator[Launch]:
-    told = json.loads(LAUNCHES.read_text())
-    infos = {name: _info(model) for name, model in told["models"].items()}
-    for row in told["launches"]:
-        info = infos[row["model"]]
-        split = tuple((DeviceId(name), n) for name, n in row["shape"].pop("split", ()))
-        shape = LaunchShape(**row["shape"], split=split)
-        parts = {p.device_id: p for p in predict(info, shape, overhead_bytes={})}
-        yield Launch(f"{row['model']} {row['flags']}", info, shape, row["buffers"], parts)
+def test_weights_kv_and_state_of_every_launch_are_exact(found: list[Error]) -> None:
+    assert len(found) > 350
+    assert names(found, lambda error: not error.are_parts_exact) == []
 
 
-ALL = tuple(_launches())
-FULL = [launch for launch in ALL if launch.is_full]
-ON_HOST = [launch for launch in ALL if not launch.shape.split]
+def test_the_output_buffer_of_every_launch_is_exact(rows: list[Row]) -> None:
+    whole = [row for row in rows if row.draft is None and not row.is_dry]
+
+    off = [
+        row.name
+        for row in whole
+        if abs(output_buffer_bytes(row.model, row.shape) - row.actual[HOST].output_bytes)
+        > ROUNDING_BYTES
+    ]
+
+    assert len(whole) > 300
+    assert off == []
 
 
-@pytest.mark.parametrize("launch", ALL, ids=NAME)
-def test_weights_are_exact(launch: Launch) -> None:
-    for logged, predicted in launch.devices():
-        assert abs(predicted.weights_bytes - logged["model"]) < PADDING_BYTES
+def test_every_device_total_is_within_a_percent(found: list[Error]) -> None:
+    assert names(found, lambda error: abs(error.share) > 0.01) == []
 
 
-@pytest.mark.parametrize("launch", ALL, ids=NAME)
-def test_kv_cache_and_state_are_exact(launch: Launch) -> None:
-    host = launch.predicted[HOST]
-    assert abs(host.kv_bytes - launch.logged_on_host("KV", "RS")) < ROUNDING_BYTES
-    for logged, predicted in launch.devices():
-        kept = logged.get("KV", 0) + logged.get("RS", 0)
-        assert abs(predicted.kv_bytes - kept) < ROUNDING_BYTES
+@pytest.mark.parametrize(
+    "placement", ["full", "partial", "parts on the host", "processor alone", "several devices"]
+)
+def test_no_placement_is_harder_than_another(found: list[Error], placement: str) -> None:
+    shares = sorted(abs(e.share) for e in found if placement_of(e.row) == placement)
+
+    assert len(shares) >= 20
+    assert percentile(shares, 0.5) < 0.001
+    assert percentile(shares, 0.95) < 0.002
 
 
-@pytest.mark.parametrize("launch", ALL, ids=NAME)
-def test_the_output_buffer_is_exact(launch: Launch) -> None:
-    predicted = output_buffer_bytes(launch.info, launch.shape)
-
-    assert abs(predicted - launch.logged_on_host("output")) < ROUNDING_BYTES
+def test_no_launch_took_more_than_its_upper_bound(found: list[Error]) -> None:
+    assert names(found, lambda error: error.actual_bytes > 1.005 * error.upper_bytes) == []
 
 
-@pytest.mark.parametrize("launch", FULL, ids=NAME)
-def test_a_device_that_holds_all_layers_is_predicted_within_six_percent(launch: Launch) -> None:
-    for logged, predicted in launch.devices():
-        assert predicted.total_bytes == pytest.approx(sum(logged.values()), rel=0.06)
+def test_on_the_host_the_compute_buffer_is_exact_too(rows: list[Row]) -> None:
+    offloaded = [row for row in rows if row.shape.split and row.draft is None and not row.is_dry]
 
+    def error_bytes(row: Row) -> int:
+        host, *_ = predict(row.model, row.shape, overhead_bytes={})
+        expected = row.actual[HOST].compute_bytes + row.actual[HOST].output_bytes
+        return abs(host.compute_bytes - expected)
 
-@pytest.mark.parametrize("launch", ALL, ids=NAME)
-def test_the_upper_bound_holds_within_two_percent(launch: Launch) -> None:
-    for logged, predicted in launch.devices():
-        assert predicted.upper_bytes > 0.98 * sum(logged.values())
+    off = [row.name for row in offloaded if error_bytes(row) > 600_000]
 
-
-def test_the_median_error_on_a_full_device_is_below_half_a_percent() -> None:
-    errors = sorted(
-        abs(predicted.total_bytes / sum(logged.values()) - 1)
-        for launch in FULL
-        for logged, predicted in launch.devices()
-    )
-
-    assert errors[len(errors) // 2] < 0.005
-
-
-@pytest.mark.parametrize("launch", ON_HOST, ids=NAME)
-def test_a_host_that_computes_alone_is_predicted_within_a_quarter(launch: Launch) -> None:
-    predicted = host_compute_bytes(launch.info, launch.shape)
-
-    assert predicted == pytest.approx(launch.logged_on_host("compute"), rel=0.25)
+    assert len(offloaded) > 250
+    assert off == []
 
 
 CPU_SHAPE = LaunchShape(n_ctx=4096, n_parallel=1, n_batch=512, n_ubatch=512)
@@ -182,6 +127,15 @@ def test_experts_of_the_first_layers_move_to_the_host() -> None:
     assert gpu.weights_bytes - gpu_moved.weights_bytes == 5000
 
 
+def test_a_cache_kept_on_the_host_leaves_the_device() -> None:
+    shape = replace(CPU_SHAPE, split=((GPU, 33),))
+
+    _, gpu = predict(LLAMA_8B, shape, overhead_bytes={})
+    host, gpu_without = predict(LLAMA_8B, replace(shape, kv_on_host=True), overhead_bytes={})
+
+    assert (gpu_without.kv_bytes, host.kv_bytes) == (0, gpu.kv_bytes)
+
+
 def test_an_embedding_server_may_grow_its_output_buffer() -> None:
     shape = replace(CPU_SHAPE, embedding=True)
 
@@ -190,12 +144,32 @@ def test_an_embedding_server_may_grow_its_output_buffer() -> None:
     assert host.margin_bytes > 500 * LLAMA_8B.n_vocab * 4
 
 
-def test_halving_the_ubatch_halves_the_compute_buffer() -> None:
+def test_a_model_known_by_sums_alone_is_estimated_with_a_wide_margin() -> None:
     shape = replace(CPU_SHAPE, split=((GPU, 33),))
 
-    halved = device_compute_bytes(LLAMA_8B, replace(shape, n_ubatch=256))
+    _, gpu = predict(LLAMA_8B, shape, overhead_bytes={})
 
-    assert halved == device_compute_bytes(LLAMA_8B, shape) // 2
+    assert gpu.margin_bytes == int(0.2 * gpu.compute_bytes)
+
+
+def test_a_draft_model_brings_a_cache_and_buffers_of_its_own() -> None:
+    shape = replace(CPU_SHAPE, split=((GPU, 33),), n_parallel=2, n_ctx=8192)
+
+    host, gpu = predict_draft(LLAMA_8B, shape, device_id=GPU)
+
+    alone = predict(LLAMA_8B, shape, overhead_bytes={})
+    assert (host, gpu) == alone
+
+
+def test_parts_are_joined_by_device() -> None:
+    one = (DeviceBytes(HOST, 1, 2, 3, 4, 5), DeviceBytes(GPU, 10, 20, 30))
+    other = (DeviceBytes(GPU, 1, 1, 1, 1, 1), DeviceBytes(DeviceId("b"), 7, 7, 7))
+
+    assert joined(one, other) == (
+        one[0],
+        DeviceBytes(GPU, 11, 21, 31, 1, 1),
+        DeviceBytes(DeviceId("b"), 7, 7, 7),
+    )
 
 
 def test_a_process_takes_host_memory_of_its_own() -> None:

@@ -1,0 +1,1 @@
+"""`make bench-planner`: how far predictions are from what llama-server reported."""

@@ -1,0 +1,55 @@
+"""The estimates for models whose graph is not drawn, against launches of models whose graph is."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.planner.rows import Row, read_rows
+from bench.planner.scores import placement_of
+from planners.compute import device_compute_bytes, host_compute_bytes
+from planners.hardware import HOST, DeviceId
+from planners.kv_cache import LaunchShape
+from tests.fakes.machines import LLAMA_8B
+
+TABLE = Path(__file__).parents[2] / "bench" / "data" / "planning_actuals.jsonl"
+SHAPE = LaunchShape(
+    n_ctx=4096, n_parallel=1, n_batch=512, n_ubatch=512, split=((DeviceId("gpu"), 33),)
+)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    read = read_rows(TABLE.read_text().splitlines())
+    return [row for row in read if isinstance(row, Row) and row.draft is None]
+
+
+def test_a_device_that_holds_all_layers_is_estimated_within_a_tenth_of_its_total(
+    rows: list[Row],
+) -> None:
+    whole = [row for row in rows if placement_of(row) == "full"]
+
+    def share(row: Row) -> float:
+        actual = row.actual[DeviceId("Vulkan0")]
+        compute = device_compute_bytes(row.model, row.shape)
+        return abs(compute - actual.compute_bytes) / actual.total_bytes
+
+    assert len(whole) > 150
+    assert [row.name for row in whole if share(row) > 0.1] == []
+
+
+def test_a_host_that_computes_alone_is_estimated_within_a_third(rows: list[Row]) -> None:
+    alone = [row for row in rows if placement_of(row) == "processor alone"]
+
+    def is_near(row: Row) -> bool:
+        actual = row.actual[HOST].compute_bytes
+        return host_compute_bytes(row.model, row.shape) == pytest.approx(actual, rel=0.34)
+
+    assert len(alone) > 30
+    assert [row.name for row in alone if not is_near(row)] == []
+
+
+def test_halving_the_ubatch_halves_the_compute_buffer() -> None:
+    halved = device_compute_bytes(LLAMA_8B, replace(SHAPE, n_ubatch=256))
+
+    assert halved == device_compute_bytes(LLAMA_8B, SHAPE) // 2
