@@ -4,6 +4,7 @@
 # make check  format, lint, types, layers
 # make bench  the daemon against the bare llama-server
 # make bench-speed   decode under the chosen flags against the best of a grid
+# make bench-planner   predicted bytes against measured launches; ROWS=FILE for another table
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,7 +14,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALL := $(PIP) install --no-deps --require-hashes
 
-.PHONY: demo run test check bench bench-speed clean
+.PHONY: demo run test check bench bench-speed bench-planner clean
 
 demo: $(VENV)/.quickstart
 	@$(BIN)/python -m scripts.demo
@@ -35,6 +36,9 @@ bench: $(VENV)/.dev $(VENV)/.quickstart
 
 bench-speed: $(VENV)/.dev $(VENV)/.quickstart
 	$(BIN)/python -m bench.speed
+
+bench-planner: $(VENV)/.dev $(VENV)/.quickstart
+	$(BIN)/python -m bench.planner
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -88,7 +88,8 @@ def _prepared(config: Config, manager: ServiceManager, held: ExitStack) -> tuple
     admin_socket = Path(config.admin_socket)
     admin = held.enter_context(listen_privately(admin_socket))
     held.callback(admin_socket.unlink, missing_ok=True)
-    return Doors(public, admin), clear_ground(runtime, held)
+    ground = clear_ground(runtime, held)
+    return Doors(public, admin), replace(ground, preflights=state / "preflights.json")
 
 
 class CannotUseFolder(Exception):

@@ -29,6 +29,7 @@ from supervisor.errors import SupervisorError
 from supervisor.instance import Instance, Shop
 from supervisor.journal import Journal
 from supervisor.lease import Lease, LeaseBook, ModelUnavailable, Usage, WaitTimedOut
+from supervisor.preflight import PreflightCache, Preflights
 from supervisor.probe import HardwareProbe, HostUnread
 from supervisor.watch import DeviceWatch
 
@@ -56,6 +57,8 @@ class Ground:
     run_dir: Path
     cwd: Path
     environ: Mapping[str, str]
+    preflights: Path | None = None
+    """The file that remembers dry runs; None remembers them for this run alone."""
 
 
 class Fleet:
@@ -83,6 +86,12 @@ class Fleet:
         self._learned = NOTHING_LEARNED
         self._woken = asyncio.Event()
         self._stopping = asyncio.Event()
+        self._preflights = Preflights(
+            PreflightCache(ground.preflights),
+            environ=ground.environ,
+            cwd=ground.cwd,
+            changed=self.look,
+        )
         self._shop = Shop(
             book=self._book,
             journal=journal,
@@ -101,6 +110,7 @@ class Fleet:
             loop = tasks.create_task(self._look_forever(tasks), name="fleet loop")
             await self._stopping.wait()
             loop.cancel()  # it may be waiting for a driver that hangs
+            self._preflights.stop()
             for instance in self._instances.values():
                 instance.stop("the daemon is stopping", drain_s=self._desired.settings.drain_s)
 
@@ -317,7 +327,7 @@ class Fleet:
             models=self._catalogue.models,
             instances=self.running(),
             demand=self._book.demand(now_s=monotonic()),
-            hardware=profile,
+            hardware=self._preflights.reserved(profile, is_waiting=self._book.waiting),
             engines=self._desired.engines,
             rules=self._desired.rules,
             settings=self._desired.settings,
@@ -327,7 +337,8 @@ class Fleet:
     def _begin(self, action: Action, tasks: asyncio.TaskGroup) -> None:
         match action:
             case Start(plan, launch_key, reason):
-                self._start(plan, launch_key, reason, tasks)
+                if (settled := self._settled(plan, tasks)) is not None:
+                    self._start(settled, launch_key, reason, tasks)
             case Restart(instance_id, plan, _):
                 self._instances[instance_id].resume(plan, self._engine(plan))
             case Stop(instance_id, reason):
@@ -335,6 +346,21 @@ class Fleet:
                 self._instances[instance_id].stop(reason, drain_s=drain_s)
             case Refuse(model_id, reason, retry_after_s):
                 self._refuse(model_id, reason, retry_after_s)
+
+    def _settled(self, plan: LaunchPlan, tasks: asyncio.TaskGroup) -> LaunchPlan | None:
+        """The plan to launch now; None while a dry run decides."""
+        if self._profile is None:
+            return plan
+        settled = self._preflights.settled(
+            plan,
+            engine=self._engine(plan),
+            info=self._catalogue.models[plan.model_id].info,
+            hardware=self._profile,
+            tasks=tasks,
+        )
+        if settled is not None:
+            self._preflights.forget(plan.model_id)
+        return settled
 
     def _start(
         self, plan: LaunchPlan, launch_key: str, reason: str, tasks: asyncio.TaskGroup
@@ -367,6 +393,7 @@ class Fleet:
 
     def _refuse(self, model_id: ModelId, reason: str, retry_after_s: float | None) -> None:
         error = ModelUnavailable(model_id=model_id, reason=reason, retry_after_s=retry_after_s)
+        self._preflights.forget(model_id)
         refused = self._book.refuse(model_id, error)
         log.warning("model.refused", model_id=model_id, reason=reason, callers=refused)
         self._journal.record("model.refused", model_id=model_id, reason=reason, callers=refused)

@@ -1,0 +1,101 @@
+"""`make bench-planner`: accuracy of the plans' bytes over a table of launches, and live."""
+
+import argparse
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.planner.live import Live, handful
+from bench.planner.rows import Left, Row, read_rows
+from bench.planner.scores import Error, errors, percentile, report
+from planners.graph.reservation import forget
+from planners.preflight import PreflightFailed
+
+TABLE = Path(__file__).parents[1] / "data" / "planning_actuals.jsonl"
+
+
+def main() -> None:
+    """Parse, run, print."""
+    parser = argparse.ArgumentParser(prog="bench-planner", description=__doc__)
+    rows = os.environ.get("ROWS") or str(TABLE)
+    parser.add_argument("--rows", type=Path, default=Path(rows), help="a table of launches")
+    parser.add_argument("--live", type=int, default=5, help="models loaded live (5; 0 for none)")
+    parser.add_argument("--seed", type=int, default=1, help="of the choice of live launches (1)")
+    asked = parser.parse_args()
+    print(over_table(asked.rows))
+    if asked.live:
+        print(over_live(models=asked.live, seed=asked.seed))
+
+
+def over_table(path: Path) -> str:
+    """The accuracy of the closed form over one table, and the time that it took."""
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        read = list(read_rows(lines))
+    rows = [row for row in read if isinstance(row, Row)]
+    left = [row for row in read if isinstance(row, Left)]
+    found: list[Error] = []
+    times: list[float] = []
+    started = time.perf_counter()
+    for row in rows:
+        forget()
+        before = time.perf_counter()
+        found += errors(row)
+        times.append(time.perf_counter() - before)
+    spent_s = time.perf_counter() - started
+    return "\n".join((
+        f"closed form, {path.name}: {len(rows)} of {len(read)} rows",
+        *(f"  left out: {row.name}: {row.reason}" for row in left),
+        report(found),
+        _timing(times, spent_s),
+    ))  # fmt: skip
+
+
+def over_live(*, models: int, seed: int) -> str:
+    """The accuracy of both predictions over a seeded handful of launches on this machine."""
+    with tempfile.TemporaryDirectory(prefix="plan-") as folder:
+        found = asyncio.run(handful(seed=seed, models=models, folder=Path(folder)))
+    lines = [f"live launches, seed {seed}: processor, software Vulkan device, loopback servers"]
+    lines += [f"  {launch.name}: {_told(launch)}" for launch in found]
+    closed = [share for launch in found for share in launch.errors(launch.predicted)]
+    dry = [share for launch in found for share in launch.dry_errors]
+    failed = [launch.dry for launch in found if isinstance(launch.dry, PreflightFailed)]
+    lines += [_summary("closed form", closed), _summary("preflight", dry)]
+    lines += [f"preflight failed: {failure.reason}" for failure in failed]
+    times = sorted(launch.dry_s for launch in found)
+    lines.append(f"one dry run: median {times[len(times) // 2]:.2f} s, most {times[-1]:.2f} s")
+    return "\n".join(lines)
+
+
+def _told(launch: Live) -> str:
+    if launch.died:
+        return f"the engine did not load it: {launch.died.splitlines()[-1][:100]}"
+    closed = ", ".join(f"{share:+.2%}" for share in launch.errors(launch.predicted))
+    dry = ", ".join(f"{share:+.2%}" for share in launch.dry_errors) or "failed"
+    return f"closed form {closed}; preflight {dry}"
+
+
+def _summary(name: str, shares: Sequence[float]) -> str:
+    ranked = sorted(abs(share) for share in shares)
+    if not ranked:
+        return f"{name}: nothing was measured"
+    return (
+        f"{name}: {len(ranked)} devices, median {percentile(ranked, 0.5):.2%}, "
+        f"p95 {percentile(ranked, 0.95):.2%}, worst {ranked[-1]:.2%}"
+    )
+
+
+def _timing(times_s: Sequence[float], spent_s: float) -> str:
+    if not times_s:
+        return ""
+    middle = sorted(times_s)[len(times_s) // 2]
+    return (
+        f"prediction of one launch: median {middle * 1e3:.1f} ms, "
+        f"most {max(times_s) * 1e3:.1f} ms ({spent_s:.1f} s in all)"
+    )
+
+
+if __name__ == "__main__":
+    main()

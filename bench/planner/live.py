@@ -1,0 +1,281 @@
+"""Launches of small models on this machine: what the engine reports against both predictions.
+
+The processor, Mesa's software Vulkan device and `ggml-rpc-server`s over loopback; all of them are
+this machine's, so nothing here says anything of speed.
+"""
+
+import asyncio
+import os
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from time import monotonic
+
+from planners.argv import child_argv, child_env
+from planners.backends import Engine
+from planners.buffers import BufferKind, BufferLine, measured, parse_buffer_line
+from planners.fallback import SOFTWARE_BINDING_BYTES, is_remote
+from planners.gguf import parse_model
+from planners.hardware import HOST, DeviceId
+from planners.kv_cache import LaunchShape
+from planners.memory import output_buffer_bytes, predict
+from planners.model import ModelId, ModelInfo
+from planners.plan import DeviceBytes, LaunchPlan
+from planners.preflight import PreflightFailed
+from supervisor.child import Child, running
+from supervisor.preflight import PreflightCache, preflight
+from supervisor.quickstart import packaged_engine
+from supervisor.trial import parse_flags
+from tests.fakes.tiny_models import tiny_models, write
+
+VULKAN = DeviceId("vulkan:Vulkan0")
+LOAD_S = 60.0  # a cold shader cache has cost as much
+READY = "reserve took"  # the last buffer line is out; a warm decode may compile for a minute
+RPC_REST_S = 1.0  # backoff
+_HEAD_BYTES = 4 << 20
+
+
+class LaunchDied(Exception):
+    """The engine ended before it had reserved its buffers; its last lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """One launch: what both predictions said, what the engine reported."""
+
+    name: str
+    predicted: tuple[DeviceBytes, ...]
+    dry: tuple[DeviceBytes, ...] | PreflightFailed
+    reported: tuple[DeviceBytes, ...]
+    dry_s: float
+    died: str = ""
+    """The engine's last lines where it did not come up; nothing was reported then."""
+
+    @property
+    def dry_errors(self) -> tuple[float, ...]:
+        """Those of the dry run; () where it failed."""
+        return () if isinstance(self.dry, PreflightFailed) else tuple(self.errors(self.dry))
+
+    def errors(self, parts: Sequence[DeviceBytes]) -> Iterator[float]:
+        """Relative errors of the devices' totals, of the host's without weights where alone."""
+        found = {part.device_id: part for part in parts}
+        is_alone = len(self.predicted) == 1
+        for actual in self.reported:
+            if (actual.device_id == HOST) != is_alone or actual.device_id not in found:
+                continue
+            own = found[actual.device_id]
+            weights = 0 if is_alone else own.weights_bytes
+            taken = actual.kv_bytes + actual.compute_bytes
+            taken += 0 if is_alone else actual.weights_bytes
+            yield (weights + own.kv_bytes + own.compute_bytes) / max(taken, 1) - 1
+
+
+def live_engine() -> Engine:
+    """The quickstart's engine, with the one software device shown to it."""
+    found = packaged_engine()
+    assert found is not None, "the quickstart engine is not installed: make .venv/.quickstart"
+    env = (*found.env, ("GGML_VK_VISIBLE_DEVICES", "0"))
+    told = subprocess.run(
+        [str(found.path), "--help"], env={**os.environ, **dict(env)}, capture_output=True,
+        text=True, check=True, timeout=30,
+    ).stdout  # fmt: skip
+    flags = parse_flags(told.splitlines())
+    return Engine(
+        engine_id="live", backend="vulkan", path=str(found.path), source="quickstart", env=env,
+        flags=flags, devices=(), version="b10434",
+    )  # fmt: skip
+
+
+@contextmanager
+def rpc_servers(engine: Engine, count: int) -> Iterator[tuple[str, ...]]:
+    """`count` ggml-rpc-servers on loopback ports, for as long as the block lasts."""
+    program = Path(engine.path).with_name("ggml-rpc-server")
+    env = {**os.environ, **dict(engine.env), "GGML_VK_VISIBLE_DEVICES": ""}
+    children: list[subprocess.Popen[bytes]] = []
+    ports = [_free_port() for _ in range(count)]
+    try:
+        for port in ports:
+            argv = [str(program), "-H", "127.0.0.1", "-p", str(port)]
+            children.append(
+                subprocess.Popen(
+                    argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                )
+            )
+        for port in ports:
+            _await_port(port)
+        yield tuple(f"127.0.0.1:{port}" for port in ports)
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _await_port(port: int) -> None:
+    until_s = monotonic() + 15
+    while monotonic() < until_s:
+        with socket.socket() as probe:
+            probe.settimeout(0.5)
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+    raise TimeoutError(f"no ggml-rpc-server answers on port {port}")
+
+
+def read(path: Path) -> ModelInfo:
+    """What a small file is."""
+    return parse_model(path.read_bytes()[:_HEAD_BYTES], file_bytes=path.stat().st_size)
+
+
+def plan_of(path: Path, info: ModelInfo, shape: LaunchShape, *, engine: Engine) -> LaunchPlan:
+    """The launch that `shape` describes."""
+    names = _engine_names(shape)
+    predicted = predict(info, shape, overhead_bytes={})
+    return LaunchPlan(
+        model_id=ModelId(path.stem), model_path=str(path), model_digest=info.digest, file_key="",
+        backend=engine.backend, engine_id=engine.engine_id,
+        devices=tuple((device, names[device], layers) for device, layers in shape.split),
+        n_ctx=shape.n_ctx, n_parallel=shape.n_parallel, n_batch=shape.n_batch,
+        n_ubatch=shape.n_ubatch, n_gpu_layers=shape.n_gpu_layers, n_threads=1,
+        type_k=shape.type_k, type_v=shape.type_v, flash_attn=shape.flash_attn, cache_ram_mib=0,
+        ctx_checkpoints=0, embedding=shape.embedding, mmproj_path=None, draft_path=None,
+        lora_paths=(), extra_flags=("--no-warmup",), predicted=predicted, reasons=(),
+        n_cpu_moe=shape.n_cpu_moe, swa_full=shape.swa_full,
+    )  # fmt: skip
+
+
+def _engine_names(shape: LaunchShape) -> dict[DeviceId, str]:
+    remote = [device for device, _ in shape.split if is_remote(device)]
+    return {VULKAN: "Vulkan0"} | {device: f"RPC{i}" for i, device in enumerate(remote)}
+
+
+def reaching(engine: Engine, servers: Sequence[str]) -> Engine:
+    """`engine` with these servers' devices, which it must know before it reads `--device`."""
+    if not servers:
+        return engine
+    return replace(engine, env=(*engine.env, ("LLAMA_ARG_RPC", ",".join(servers))))
+
+
+async def reported(plan: LaunchPlan, *, engine: Engine, cwd: Path) -> tuple[DeviceBytes, ...]:
+    """What the engine's buffers took, on HOST without mapped weights. Raises TimeoutError."""
+    lines: list[BufferLine] = []
+    ready = asyncio.Event()
+
+    def hear(line: str) -> None:
+        if READY in line:
+            ready.set()
+        if (buffer := parse_buffer_line(line)) is not None:
+            lines.append(buffer)
+
+    argv = child_argv(plan, engine=engine, socket_path=str(cwd / "s.sock"), slot_dir=str(cwd))
+    (cwd / "s.sock").unlink(missing_ok=True)
+    async with (
+        asyncio.timeout(LOAD_S),
+        running(
+            argv,
+            env=child_env(engine, os.environ),
+            cwd=str(cwd),
+            stop_s=0.0,
+            on_stdout=hear,
+            on_stderr=hear,
+        ) as child,
+        asyncio.TaskGroup() as tasks,
+    ):
+        end = tasks.create_task(_set_at_end(ready, child))
+        await ready.wait()
+        end.cancel()
+    if not any(line.kind is BufferKind.COMPUTE for line in lines):
+        raise LaunchDied("\n".join(child.log.last(20)))
+    return measured(lines, plan)
+
+
+async def _twice(plan: LaunchPlan, *, engine: Engine, cwd: Path) -> tuple[DeviceBytes, ...]:
+    """A second try where the first died: a ggml-rpc-server takes one client at a time."""
+    try:
+        return await reported(plan, engine=engine, cwd=cwd)
+    except LaunchDied:
+        await asyncio.sleep(RPC_REST_S)
+        return await reported(plan, engine=engine, cwd=cwd)
+
+
+async def _set_at_end(ready: asyncio.Event, child: Child) -> None:
+    await child.wait()
+    ready.set()
+
+
+def launches(rng: Random, info: ModelInfo, servers: Sequence[str]) -> Iterator[LaunchShape]:
+    """One launch of each placement: processor, whole, partial, and over remote devices."""
+    # b10434 aborts on an encoder whose ubatch its slots do not divide.
+    n_parallel = rng.choice((1, 2, 4) if info.is_embedding else (1, 2, 3))
+    size = rng.choice((64, 128, 256, 512))
+    common = LaunchShape(
+        n_ctx=rng.choice((512, 1024, 4096)) * n_parallel, n_parallel=n_parallel, n_batch=size,
+        n_ubatch=size, flash_attn=rng.random() < 0.7, embedding=info.is_embedding,
+        backend="vulkan", binding_limits=((VULKAN, SOFTWARE_BINDING_BYTES),),
+    )  # fmt: skip
+    n_all = info.n_layer + 1
+    yield common
+    yield replace(common, split=((VULKAN, n_all),))
+    yield replace(common, split=((VULKAN, rng.randint(1, n_all - 1)),))
+    if servers:
+        counts = _shares(rng, n_all, len(servers) + 1)
+        devices = [*(DeviceId(f"rpc:{server}") for server in servers), VULKAN]
+        split = tuple((d, n) for d, n in zip(devices, counts, strict=True) if n)
+        if len(split) == len(devices):
+            yield replace(common, split=split)
+
+
+def _shares(rng: Random, total: int, count: int) -> list[int]:
+    """`total` in `count` parts, as even as chance has it."""
+    cuts = sorted(rng.sample(range(1, total), count - 1))
+    return [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
+
+
+async def handful(*, seed: int, models: int, folder: Path) -> list[Live]:
+    """Launches of a seeded choice of models in `folder`, each predicted, run dry and loaded."""
+    rng, engine = Random(seed), live_engine()
+    chosen = rng.sample(tiny_models(), models)
+    found = []
+    for model in chosen:
+        path = write(model, folder)
+        info = read(path)
+        # Anew for each: a killed client has been seen to take a server with it.
+        with rpc_servers(engine, 2) as servers:
+            for shape in launches(rng, info, servers):
+                found.append(await one(path, info, shape, engine=engine, servers=servers))
+    return found
+
+
+async def one(
+    path: Path, info: ModelInfo, shape: LaunchShape, *, engine: Engine, servers: Sequence[str]
+) -> Live:
+    """One launch."""
+    used = [server for server in servers if any(server in device for device, _ in shape.split)]
+    engine = reaching(engine, used)
+    plan = plan_of(path, info, shape, engine=engine)
+    started_s = monotonic()
+    dry = await preflight(
+        plan,
+        engine=engine,
+        output_bytes=output_buffer_bytes(info, shape),
+        cache=PreflightCache(None),
+        environ=os.environ,
+        cwd=path.parent,
+    )
+    dry_s = monotonic() - started_s
+    died = ""
+    try:
+        actual = await _twice(plan, engine=engine, cwd=path.parent)
+    except (LaunchDied, TimeoutError) as exc:
+        actual, died = (), str(exc) or "it took too long"
+    where = "+".join(f"{name}:{layers}" for _, name, layers in plan.devices) or "processor"
+    name = f"{path.stem} {where} -c {shape.n_ctx} -np {shape.n_parallel} -ub {shape.n_ubatch}"
+    return Live(name, plan.predicted, dry, actual, dry_s, died)
