@@ -23,6 +23,11 @@ class Offer:
     rules: tuple[ModelRule, ...]
     defaults: ModelSettings
 
+    def drafts(self) -> frozenset[str]:
+        """Every draft model that a rule names."""
+        paths = (rule.settings.draft_path for rule in self.rules)
+        return frozenset(path for path in paths if path is not None)
+
     def companions(self) -> frozenset[str]:
         """Every projector, draft and adapter that a rule names."""
         return frozenset(path for rule in self.rules for _, path in _companions(rule.settings))
@@ -149,6 +154,7 @@ class _Shelf:
                 self._broken.append(BrokenFile(file.path, f"its {what} {path}: {stat}", names))
                 return
             stats.append((what, stat))
+        draft = self._files.infos.get(settings.draft_path or "")
         self._models[model_id] = ServedModel(
             model_id=model_id,
             aliases=() if rule is None else rule.aliases,
@@ -159,6 +165,7 @@ class _Shelf:
             + sum(stat.size_bytes for what, stat in stats if what == "projector"),
             modified_at=file.modified_ns / 1e9,
             file_key=_digest([file.key, *(stat.key for _, stat in stats)]),
+            draft=draft if isinstance(draft, ModelInfo) else None,
         )
 
     def _names(self, name: str, rule: ModelRule | None) -> tuple[str, ...]:

@@ -249,6 +249,24 @@ async def test_a_draft_that_is_a_model_stays_on_offer(tmp_path: Path) -> None:
     assert sorted(catalogue.models) == ["big", "small"]
 
 
+async def test_a_draft_is_read_for_its_own_facts(tmp_path: Path) -> None:
+    put(tmp_path / "offered", "big.gguf")
+    small = put(tmp_path / "elsewhere", "small.gguf")
+    broken = put(tmp_path / "elsewhere", "broken.gguf", b"no model")
+
+    read = await scanned(
+        tmp_path / "offered", rules=(rule("big", settings=replace(PLAIN, draft_path=str(small))),)
+    )
+    unread = await scanned(
+        tmp_path / "offered", rules=(rule("big", settings=replace(PLAIN, draft_path=str(broken))),)
+    )
+
+    draft = read.models[ModelId("big")].draft
+    assert draft is not None
+    assert draft.architecture == "llama"
+    assert unread.models[ModelId("big")].draft is None
+
+
 async def test_a_rule_cannot_make_a_projector_a_model(tmp_path: Path) -> None:
     eyes = put(tmp_path, "eyes.gguf", gguf("clip"))
 
