@@ -6,7 +6,7 @@ from planners.compute import MAMBA_1
 from planners.errors import PlanError
 from planners.ggml.types import CACHE_TYPES
 from planners.hardware import HOST
-from planners.kv_cache import padded_context
+from planners.kv_cache import padded, padded_context
 from planners.model import ModelInfo, ServedModel
 from planners.settings import PlacementRules
 from planners.speed import Rates
@@ -71,7 +71,9 @@ def ubatches(asked: Asked, info: ModelInfo, *, context: int, rates: Rates) -> tu
     would take longer than PREFILL_STEP_S by the predicted speed, but for the smallest.
     """
     if asked.embedding:
-        return (context,)  # the engine reads one input in one ubatch or not at all
+        # The engine reads one input in one ubatch or not at all, and b10434 aborts on an encoder
+        # whose slots do not divide its ubatch.
+        return (padded(context, asked.n_parallel),)
     devices = [rate.flops for device_id, rate in rates.items() if device_id != HOST]
     flops = max(devices, default=rates[HOST].flops)
     sizes = DEVICE_UBATCHES if devices else HOST_UBATCHES

@@ -94,6 +94,16 @@ def test_an_embedding_model_reads_an_input_in_one_ubatch() -> None:
     assert ubatches(wish, EMBEDDER, context=2048, rates=CARD) == (2048,)
 
 
+@pytest.mark.parametrize("n_parallel", [1, 2, 3, 5])
+def test_the_slots_of_an_encoder_divide_its_ubatch(n_parallel: int) -> None:
+    wish = asked(served(EMBEDDER, parallel=n_parallel), rules=RULES)
+
+    (size,) = ubatches(wish, EMBEDDER, context=512, rates=CARD)
+
+    assert size % n_parallel == 0
+    assert size >= 512
+
+
 def test_devices_try_512_first_and_never_more_than_the_context() -> None:
     wish = asked(served(), rules=RULES)
 
