@@ -12,7 +12,7 @@ _SECTIONS = {
     "origins": "server.origins",
     "model_dirs": "models.dirs",
     "model_defaults": "[models]",
-    "placement": "[devices], [memory], [models] or [engine]",
+    "placement": "[devices], [memory], [models], [rpc] or [engine]",
     "fleet": "[fleet] or [models]",
     "backends": "[backends]",
     "log": "[log]",

@@ -31,6 +31,11 @@ def test_nothing_changed_is_nothing_to_say() -> None:
         pytest.param("[models]\nkeep_alive = 1", ("[models] changed",), id="a default"),
         pytest.param("[[model]]\nname = 'a'", ("model a added",), id="a model"),
         pytest.param(
+            "[rpc]\nservers = ['127.0.0.1:50052']",
+            ("[devices], [memory], [models], [rpc] or [engine] changed",),
+            id="servers",
+        ),
+        pytest.param(
             "[server]\norigins = ['https://a']", ("server.origins changed",), id="origins"
         ),
     ],
