@@ -14,7 +14,6 @@ from typing import Any
 from uvicorn._types import (
     ASGI3Application,
     ASGIReceiveCallable,
-    ASGIReceiveEvent,
     ASGISendCallable,
     ASGISendEvent,
     Scope,
@@ -62,7 +61,6 @@ class DoorProtocol(HttpToolsProtocol):
         self._is_refused = False
         self._answering: RequestResponseCycle | None = None
         """The request that was begun last; others may wait behind it, in the pipeline."""
-        self._has_ended_sending = False
 
     # What asyncio calls.
 
@@ -85,20 +83,6 @@ class DoorProtocol(HttpToolsProtocol):
                 self._wait_for_the_rest()
         elif not self._is_answering:
             self._wait_for_head()  # blank lines are no request, nor is what follows an early reply
-
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """True for a caller who may have ended only its sending, with its request complete.
-
-        A close looks the same, so that no model works on for such a caller: see _run.
-        """
-        is_between = not (self._in_head or self._in_body or self.pipeline)
-        if self._is_refused or not is_between or not self._is_answering:
-            return False
-        assert self._answering is not None
-        self._has_ended_sending = True
-        self._answering.keep_alive = False
-        self._answering.message_event.set()
-        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
@@ -138,35 +122,14 @@ class DoorProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answering = cycle
-        super()._start_asgi_task(cycle, self._run(cycle, app))
+        is_old = cycle.scope["http_version"] in _OLD_VERSIONS
+        super()._start_asgi_task(cycle, _until_close(cycle, app) if is_old else app)
 
     # What these are made of.
 
     @property
     def _is_answering(self) -> bool:
         return self._answering is not None and not self._answering.response_complete
-
-    def _run(self, cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
-        """`app` for one request: one that waits for its caller is told when it may have left."""
-        is_read = False
-
-        async def receive() -> ASGIReceiveEvent:
-            nonlocal is_read
-            message: ASGIReceiveEvent | None = None
-            if not (is_read and self._has_ended_sending):
-                message = await cycle.receive()
-            if message is None or (is_read and self._has_ended_sending):
-                self._abandon()
-                self.transport.close()
-                return {"type": "http.disconnect"}
-            is_read = message["type"] == "http.request" and not message["more_body"]
-            return message
-
-        def run(scope: Scope, _: ASGIReceiveCallable, send: ASGISendCallable) -> Awaitable[None]:
-            is_old = cycle.scope["http_version"] in _OLD_VERSIONS
-            return app(scope, receive, _until_close(cycle) if is_old else send)
-
-        return run
 
     def _wait_for_head(self) -> None:
         self._unset_keepalive_if_required()
@@ -222,8 +185,8 @@ class DoorProtocol(HttpToolsProtocol):
             self._answering.message_event.set()
 
 
-def _until_close(cycle: RequestResponseCycle) -> ASGISendCallable:
-    """`send` for a caller who does not know chunks: what has no length ends with the connection."""
+def _until_close(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """`app` for a caller who knows no chunks: what has no length ends with the connection."""
     is_endless = False
 
     async def send(message: ASGISendEvent) -> None:
@@ -242,4 +205,7 @@ def _until_close(cycle: RequestResponseCycle) -> ASGISendCallable:
             message = {"type": "http.response.body", "body": b"", "more_body": False}
         await cycle.send(message)
 
-    return send
+    def run(scope: Scope, receive: ASGIReceiveCallable, _: ASGISendCallable) -> Awaitable[None]:
+        return app(scope, receive, send)
+
+    return run

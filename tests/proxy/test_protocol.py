@@ -195,7 +195,7 @@ async def test_a_whole_reply_to_an_http_1_0_caller_has_its_length(idle: FleetOfO
     ],
     ids=["GET", "POST", "an error"],
 )
-async def test_a_caller_who_ends_its_sending_is_answered_what_needs_no_model(
+async def test_a_caller_who_ends_its_sending_is_answered_what_is_ready_at_once(
     idle: FleetOfOne, request_: bytes, status: bytes
 ) -> None:
     async with calling(idle) as caller:
