@@ -94,7 +94,7 @@ def _left(
 ) -> frozenset[str]:
     is_local = owner != HOST and not is_remote(owner)
     moves_experts = bool(prefix) and i < shape.n_cpu_moe
-    found = [w.name for w in weights if is_local and is_mamba_1_decay(w)]
+    found = [w.name for w in weights if is_mamba_1_decay(w)] if is_local else []
     if moves_experts:
         found += [weight.name for weight in weights if is_expert(weight.name)]
     for pattern in shape.on_host:

@@ -99,6 +99,19 @@ def layer_state_bytes(layer: LayerInfo, shape: LaunchShape) -> int:
     return F32_BYTES * layer.state_width * shape.n_parallel
 
 
+def kept_bytes(model: ModelInfo, shape: LaunchShape) -> list[int]:
+    """Bytes that each layer keeps over all slots: KV cache and recurrent state."""
+    known: dict[tuple[LayerKind, int, int, int], int] = {}  # few kinds of layer make up a model
+    found = []
+    for layer in model.layers:
+        kind = (layer.kind, layer.k_width, layer.v_width, layer.state_width)
+        if (n_bytes := known.get(kind)) is None:
+            n_bytes = layer_kv_bytes(model, layer, shape) + layer_state_bytes(layer, shape)
+            known[kind] = n_bytes
+        found.append(n_bytes)
+    return found
+
+
 def state_bytes(model: ModelInfo, shape: LaunchShape) -> int:
     """Bytes of recurrent state over all layers and slots."""
     return sum(layer_state_bytes(layer, shape) for layer in model.layers)

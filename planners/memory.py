@@ -5,6 +5,7 @@ is drawn (planners.graph), and estimates elsewhere (planners.compute); both come
 that there is a point estimate and an upper bound. Checked against launches of llama-server b10434.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from planners.compute import MARGIN_SHARE, device_compute_bytes, host_compute_by
 from planners.fallback import host_weights, moved_bytes
 from planners.graph.reservation import VULKAN, compute_bytes
 from planners.hardware import HOST, DeviceId
-from planners.kv_cache import F32_BYTES, LaunchShape, layer_kv_bytes, layer_state_bytes
+from planners.kv_cache import F32_BYTES, LaunchShape, kept_bytes
 from planners.model import ModelInfo
 from planners.plan import DeviceBytes
 
@@ -37,11 +38,13 @@ def predict(
     False estimates the compute buffers, which takes a tenth of the time.
     """
     owners = layer_devices(model, shape)
-    drawn = compute_bytes(model, shape, owners) if is_drawn else None
-    left = host_weights(model, shape, owners)
+    computes = _computes(model, shape, owners, is_drawn=is_drawn)
+    weights = _weights(model, shape, owners, host_weights(model, shape, owners))
+    kept = _kept(model, shape, owners)
     return tuple(
         _on_device(
-            model, shape, owners, left, device_id=device_id, drawn=drawn,
+            model, shape, device_id=device_id, weights_bytes=weights[device_id],
+            kv_bytes=kept[device_id], compute=computes[device_id],
             overhead_bytes=overhead_bytes.get(device_id, 0),
         )
         for device_id in (HOST, *dict(shape.split))
@@ -90,86 +93,72 @@ def _sum(one: DeviceBytes, other: DeviceBytes) -> DeviceBytes:
 def _on_device(
     model: ModelInfo,
     shape: LaunchShape,
-    owners: Sequence[DeviceId],
-    left: Sequence[frozenset[str]],
     *,
     device_id: DeviceId,
-    drawn: Mapping[DeviceId, int] | None,
+    weights_bytes: int,
+    kv_bytes: int,
+    compute: tuple[int, float],
     overhead_bytes: int,
 ) -> DeviceBytes:
-    on_host = device_id == HOST
-    compute, share = _compute(model, shape, device_id=device_id, drawn=drawn)
-    margin = int(compute * share)
-    if on_host:
-        compute += output_buffer_bytes(model, shape)
+    n_bytes, share = compute
+    margin = int(n_bytes * share)
+    if device_id == HOST:
+        n_bytes += output_buffer_bytes(model, shape)
         margin += output_growth_bytes(model, shape)
     return DeviceBytes(
         device_id=device_id,
-        weights_bytes=weights_bytes(model, shape, owners, left, device_id=device_id),
-        kv_bytes=_kept_bytes(model, shape, owners, device_id=device_id),
-        compute_bytes=compute,
+        weights_bytes=weights_bytes,
+        kv_bytes=kv_bytes,
+        compute_bytes=n_bytes,
         overhead_bytes=overhead_bytes,
         margin_bytes=margin,
     )
 
 
-def _compute(
-    model: ModelInfo,
-    shape: LaunchShape,
-    *,
-    device_id: DeviceId,
-    drawn: Mapping[DeviceId, int] | None,
-) -> tuple[int, float]:
-    """Bytes of the compute buffer, and by what share of them they may be too few."""
+def _computes(
+    model: ModelInfo, shape: LaunchShape, owners: Sequence[DeviceId], *, is_drawn: bool
+) -> dict[DeviceId, tuple[int, float]]:
+    """Per device the bytes of its compute buffer, and by what share of them they may be too few."""
+    drawn = compute_bytes(model, shape, owners) if is_drawn else None
     if drawn is not None:
         is_measured = shape.backend == VULKAN or not shape.split
         share = DRAWN_MARGIN_SHARE if is_measured else DRAWN_ELSEWHERE_MARGIN_SHARE
-        return drawn[device_id], share
-    estimate = host_compute_bytes if device_id == HOST else device_compute_bytes
-    return estimate(model, shape), MARGIN_SHARE
+        return {device_id: (n_bytes, share) for device_id, n_bytes in drawn.items()}
+    found = {HOST: (host_compute_bytes(model, shape), MARGIN_SHARE)}
+    if shape.split:
+        of_each = (device_compute_bytes(model, shape), MARGIN_SHARE)
+        found |= {device_id: of_each for device_id, _ in shape.split}
+    return found
 
 
-def _kept_bytes(
-    model: ModelInfo, shape: LaunchShape, owners: Sequence[DeviceId], *, device_id: DeviceId
-) -> int:
-    """KV cache and recurrent state on one device."""
-    return sum(
-        layer_kv_bytes(model, layer, shape) + layer_state_bytes(layer, shape)
-        for layer, owner in zip(model.layers, owners, strict=False)
-        if device_id == (HOST if shape.kv_on_host else owner)
-    )
+def _kept(model: ModelInfo, shape: LaunchShape, owners: Sequence[DeviceId]) -> Counter[DeviceId]:
+    """KV cache and recurrent state on each device."""
+    found: Counter[DeviceId] = Counter()
+    for n_bytes, owner in zip(kept_bytes(model, shape), owners, strict=False):
+        found[HOST if shape.kv_on_host else owner] += n_bytes
+    return found
 
 
-def weights_bytes(
+def _weights(
     model: ModelInfo,
     shape: LaunchShape,
     owners: Sequence[DeviceId],
     left: Sequence[frozenset[str]],
-    *,
-    device_id: DeviceId,
-) -> int:
-    """Bytes of weights on one device, or read from host memory."""
-    on_host = device_id == HOST
-    total = model.input_bytes if on_host else 0
+) -> Counter[DeviceId]:
+    """Bytes of weights on each device, or read from host memory."""
+    found = Counter({HOST: model.input_bytes})
     for i, layer in enumerate(model.layers):
         moved = 0 if owners[i] == HOST else moved_bytes(layer, i, shape, left[i])
-        if owners[i] == device_id:
-            total += layer.weight_bytes - moved
-        elif on_host:
-            total += moved
-    return total + _output_bytes(model, owners[-1], left[-1], device_id=device_id)
-
-
-def _output_bytes(
-    model: ModelInfo, owner: DeviceId, left: frozenset[str], *, device_id: DeviceId
-) -> int:
-    """Bytes of the output layer; token_embd, where it is tied, is not held twice on the host."""
-    moved = sum(weight.n_bytes for weight in model.ends if weight.name in left)
-    if owner == HOST:
-        return model.output_bytes - model.tied_bytes if device_id == HOST else 0
-    if device_id == HOST:
-        return moved - (model.tied_bytes if "token_embd.weight" in left else 0)
-    return model.output_bytes - moved if device_id == owner else 0
+        found[owners[i]] += layer.weight_bytes - moved
+        found[HOST] += moved
+    if owners[-1] == HOST:
+        found[HOST] += model.output_bytes - model.tied_bytes
+        return found
+    # token_embd, where it is tied, is not held twice on the host.
+    moved = sum(weight.n_bytes for weight in model.ends if weight.name in left[-1])
+    found[owners[-1]] += model.output_bytes - moved
+    found[HOST] += moved - (model.tied_bytes if "token_embd.weight" in left[-1] else 0)
+    return found
 
 
 def output_buffer_bytes(model: ModelInfo, shape: LaunchShape) -> int:

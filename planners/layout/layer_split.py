@@ -12,11 +12,11 @@ from itertools import accumulate, permutations
 
 from planners.compute import MARGIN_SHARE, device_compute_bytes
 from planners.hardware import HOST, DeviceId
-from planners.kv_cache import LaunchShape, layer_kv_bytes, layer_state_bytes
+from planners.kv_cache import LaunchShape, kept_bytes
 from planners.layout.budget import Budget
 from planners.layout.partition import Blocks, Place, fits, partition
 from planners.memory import host_overhead_bytes, predict_draft
-from planners.model import LayerKind, ModelInfo
+from planners.model import ModelInfo
 from planners.speed import (
     PROMPT_WEIGHT,
     Load,
@@ -72,9 +72,12 @@ class Splitter:
         if not holders:
             return None
         counts = range(holders[0] + 1, holders[-1] + 2)
-        shapes = [replace(shape, n_cpu_moe=count) for count in counts]
-        index = bisect_left(shapes, True, key=self._fits)
-        return self.full(shapes[index]) if index < len(shapes) else None
+        index = bisect_left(
+            counts, True, key=lambda count: self._fits(replace(shape, n_cpu_moe=count))
+        )
+        if index == len(counts):
+            return None
+        return self.full(replace(shape, n_cpu_moe=counts[index]))
 
     def reordered(self, shape: LaunchShape) -> Layout | None:
         """The same shape in the best of the orders that were left out; None where none fits."""
@@ -199,15 +202,12 @@ def companion_device(devices: Sequence[Budget]) -> DeviceId:
 
 def layer_sizes(info: ModelInfo, shape: LaunchShape) -> list[int]:
     """Bytes that each layer takes on a device, the output layer last."""
-    kept: dict[tuple[LayerKind, int, int, int], int] = {}  # few kinds of layer make up a model
-    sizes = []
-    for i, layer in enumerate(info.layers):
-        kind = (layer.kind, layer.k_width, layer.v_width, layer.state_width)
-        if (n_bytes := kept.get(kind)) is None:
-            n_bytes = layer_kv_bytes(info, layer, shape) + layer_state_bytes(layer, shape)
-            kept[kind] = n_bytes
-        moved = layer.expert_bytes if i < shape.n_cpu_moe else 0
-        sizes.append(layer.weight_bytes - moved + n_bytes)
+    sizes = [
+        layer.weight_bytes + kept
+        for layer, kept in zip(info.layers, kept_bytes(info, shape), strict=True)
+    ]
+    for i, layer in enumerate(info.layers[: shape.n_cpu_moe]):
+        sizes[i] -= layer.expert_bytes
     return [*sizes, info.output_bytes]
 
 
