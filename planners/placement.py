@@ -63,6 +63,25 @@ def plan_launch(
     would make the launch faster, the answer is the Shortfall that eviction closes. `learned`: rates
     observed here. Raises PlanError where the rules name an unknown KV cache type.
     """
+    answer = attempt_launch(
+        served, hardware=hardware, engines=engines, rules=rules, promised=promised, held=held,
+        could_free=could_free, learned=learned,
+    )  # fmt: skip
+    return answer.shortfall() if isinstance(answer, Unplaced) else answer
+
+
+def attempt_launch(
+    served: ServedModel,
+    *,
+    hardware: HardwareProfile,
+    engines: tuple[Engine, ...],
+    rules: PlacementRules,
+    promised: Mapping[DeviceId, int],
+    held: Mapping[DeviceId, int] = _NOTHING,
+    could_free: Mapping[DeviceId, int] = _NOTHING,
+    learned: Learned = NOTHING_LEARNED,
+) -> "LaunchPlan | Shortfall | Unplaced":
+    """As `plan_launch`, but what is missing for a model without a place is left to be asked for."""
     ask = asked(served, rules=rules)
     threads = n_threads(hardware, served.info, n_parallel=ask.n_parallel)
     search = _Search(
@@ -81,7 +100,19 @@ def plan_launch(
         roomier = search.modest(freed(hardware, could_free)).best(ranked)
         if roomier is not None and (placed is None or roomier.is_worth_more_than(placed)):
             return search.lacking(roomier)
-    return search.shortfall(ranked) if placed is None else search.plan(placed)
+    return Unplaced(search, ranked) if placed is None else search.plan(placed)
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaced:
+    """A model for which there is no room now."""
+
+    _search: "_Search"
+    _engines: tuple[Engine, ...]
+
+    def shortfall(self) -> Shortfall:
+        """What it lacks: a search of its own, on an idle machine."""
+        return self._search.shortfall(self._engines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from planners.backends import Engine
 from planners.hardware import DeviceId, HardwareProfile
 from planners.model import ModelId, ServedModel
-from planners.placement import plan_launch
+from planners.placement import Unplaced, attempt_launch
 from planners.plan import LaunchPlan, Shortfall
 from planners.settings import PlacementRules
 
 ORDERS = 3  # who is planned first has the best places: each of three models once
 
 Answers = dict[ModelId, LaunchPlan | Shortfall]
+_Attempts = dict[ModelId, LaunchPlan | Shortfall | Unplaced]
 
 
 def plan_together(
@@ -29,14 +30,19 @@ def plan_together(
     the first few before the rest. The order that fits most models counts, then the least time for
     a token of each; of equals the given one.
     """
-    best: Answers | None = None
+    best: _Attempts | None = None
     for i in range(min(max(len(models), 1), ORDERS)):
         order = (*models[i : i + 1], *models[:i], *models[i + 1 :])
-        answers = _in_turn(order, hardware, engines, rules, promised)
-        if best is None or _merit(answers) > _merit(best):
-            best = answers
+        attempts = _in_turn(order, hardware, engines, rules, promised)
+        if best is None or _merit(attempts) > _merit(best):
+            best = attempts
     found = best or {}
-    return {model.model_id: found[model.model_id] for model in models}
+    return {model.model_id: _answer(found[model.model_id]) for model in models}
+
+
+def _answer(attempt: LaunchPlan | Shortfall | Unplaced) -> LaunchPlan | Shortfall:
+    # Only here: what the models lack in the other orders, nobody asks.
+    return attempt.shortfall() if isinstance(attempt, Unplaced) else attempt
 
 
 def _in_turn(
@@ -45,19 +51,19 @@ def _in_turn(
     engines: tuple[Engine, ...],
     rules: PlacementRules,
     promised: Mapping[DeviceId, int],
-) -> Answers:
+) -> _Attempts:
     spoken_for = Counter(promised)
-    answers: Answers = {}
+    attempts: _Attempts = {}
     for served in order:
-        answer = plan_launch(
-            served, hardware=hardware, engines=engines, rules=rules, promised=spoken_for
+        attempt = attempt_launch(
+            served, hardware=hardware, engines=engines, rules=rules, promised=Counter(spoken_for)
         )
-        answers[served.model_id] = answer
-        if isinstance(answer, LaunchPlan):
-            spoken_for.update({part.device_id: part.upper_bytes for part in answer.predicted})
-    return answers
+        attempts[served.model_id] = attempt  # may be asked later, of what was promised by now
+        if isinstance(attempt, LaunchPlan):
+            spoken_for.update({part.device_id: part.upper_bytes for part in attempt.predicted})
+    return attempts
 
 
-def _merit(answers: Answers) -> tuple[int, float]:
-    plans = [answer for answer in answers.values() if isinstance(answer, LaunchPlan)]
+def _merit(attempts: _Attempts) -> tuple[int, float]:
+    plans = [attempt for attempt in attempts.values() if isinstance(attempt, LaunchPlan)]
     return len(plans), -sum(1 / (plan.predicted_decode_tokens_per_s or 1e-9) for plan in plans)

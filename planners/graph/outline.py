@@ -5,12 +5,11 @@ device between two others needs what another one with the same layers does.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planners.fallback import is_remote
 from planners.hardware import HOST, DeviceId
-from planners.model import LayerInfo
 
 MOST_DRAWN_WHOLE = 12  # layers: all of them are drawn
 _TURNS = 3  # how often one kind of layer follows another before more of it are left out
@@ -25,7 +24,7 @@ class Outline:
 
 
 def outline(
-    layers: Sequence[LayerInfo],
+    layers: Sequence[Hashable],
     left: Sequence[frozenset[str]],
     owners: Sequence[DeviceId],
     *,
@@ -34,7 +33,7 @@ def outline(
 ) -> Outline:
     """The layers worth drawing: all of a small model, else each turn of kinds a few times.
 
-    `owners` names the output layer's device last.
+    `layers`: equal where the layers are. `owners` names the output layer's device last.
     """
     kinds = [(layer, names) for layer, names in zip(layers, left, strict=False)]
     drawn = _turns(kinds, owners) if len(layers) > MOST_DRAWN_WHOLE else range(len(layers))
@@ -54,7 +53,7 @@ def outline(
 
 
 def _turns(
-    kinds: Sequence[tuple[LayerInfo, frozenset[str]]], owners: Sequence[DeviceId]
+    kinds: Sequence[tuple[Hashable, frozenset[str]]], owners: Sequence[DeviceId]
 ) -> list[int]:
     """Layers whose kind has followed the kind before it, on one device, at most a few times."""
     counts: Counter[object] = Counter()

@@ -5,7 +5,7 @@ same graph in the order in which it is drawn, and some reserve a little beside i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from planners.compute import n_outputs, n_tokens
@@ -19,12 +19,13 @@ from planners.graph.schedule import OFFLOAD_LEAST_BATCH, Backends, ordered, spli
 from planners.graph.tensors import Node, Undrawn
 from planners.hardware import HOST, DeviceId
 from planners.kv_cache import LaunchShape
-from planners.model import ModelInfo
+from planners.model import LayerInfo, ModelInfo
 
 VULKAN = "vulkan"
 MOST_DRAWN = 256  # layers in one graph; each takes a millisecond or two
 _TRIED_TOKENS = 16  # of each sequence, in the graph that fused operations are tried with
 _REMEMBERED = 512  # reservations; a placement tries a few dozen
+_MODELS = 64  # whose equal layers are known
 
 
 def is_drawn(model: ModelInfo) -> bool:
@@ -44,7 +45,7 @@ def compute_bytes(
     if not is_drawn(model):
         return None
     try:
-        return _remembered(_Known(model), shape, tuple(owners))
+        return _drawn(model, shape, owners)
     except (Undrawn, ArithmeticError):  # a file that only claims the architecture
         return None
 
@@ -65,41 +66,92 @@ class _Known:
         return hash(self.model.digest)
 
 
-@lru_cache(maxsize=_REMEMBERED)
-def _remembered(
-    known: _Known, shape: LaunchShape, owners: tuple[DeviceId, ...]
+def _drawn(
+    model: ModelInfo, shape: LaunchShape, owners: Sequence[DeviceId]
 ) -> Mapping[DeviceId, int]:
-    model = known.model
+    known = _Known(model)
+    firsts = _firsts(known)
     *left, output_left = host_weights(model, shape, owners)
     all_devices = [device for device, _ in shape.split]
     limits = dict(shape.binding_limits)
-    part = outline(model.layers, left, owners, devices=all_devices, limits=limits)
+    part = outline(firsts, left, owners, devices=all_devices, limits=limits)
     if len(part.layers) > MOST_DRAWN:
         raise Undrawn(f"{len(part.layers)} layers differ")
     devices = [device for device in all_devices if device in part.stand_in.values()]
     host = len(devices)
     place = {HOST: host} | {device: i for i, device in enumerate(devices)}
-    build = _builder(model, shape, host=host, is_whole=HOST not in owners)
-    layers = [
-        _placed(model, shape, i, left[i], backend=place[owners[i]], host=host, owners=owners)
-        for i in part.layers
-    ]
-    draw(build, layers, output=host if output_left else place[owners[-1]], host=host)
-    sizes = _sizes(build, shape, devices)
+    is_whole = HOST not in owners
+    sketch = _Sketch(
+        known=known,
+        # Two splits with one outline have one graph: what tells them apart is left out.
+        shape=replace(shape, split=(), n_cpu_moe=0, on_host=(), binding_limits=()),
+        layers=tuple((firsts[i], place[owners[i]], left[i]) for i in part.layers),
+        is_local=tuple(not is_remote(device) for device in devices),
+        bindings=tuple(limits.get(device) for device in devices),
+        output=host if output_left else place[owners[-1]],
+        is_whole=is_whole,
+        is_fused=is_whole or not _borrows_when_tried(shape),
+    )
+    sizes = _reserved(sketch)
     return {device: sizes[place[model_for]] for device, model_for in part.stand_in.items()}
 
 
-def _builder(model: ModelInfo, shape: LaunchShape, *, host: int, is_whole: bool) -> Builder:
+@dataclass(frozen=True, slots=True)
+class _Sketch:
+    """All that a reservation depends on, its devices without names."""
+
+    known: _Known
+    shape: LaunchShape
+    layers: tuple[tuple[int, int, frozenset[str]], ...]
+    """Each layer drawn: one like it, its backend, and its weights that stay in host memory."""
+    is_local: tuple[bool, ...]
+    bindings: tuple[int | None, ...]
+    output: int
+    """The output layer's backend."""
+    is_whole: bool
+    """Whether no layer lies on the host."""
+    is_fused: bool
+
+    @property
+    def host(self) -> int:
+        """The number of the host's backend: the last."""
+        return len(self.is_local)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _reserved(sketch: _Sketch) -> tuple[int, ...]:
+    """Bytes per backend."""
+    model, shape, host = sketch.known.model, sketch.shape, sketch.host
     n = n_tokens(shape)
-    return Builder(
+    build = Builder(
         model=model,
         shape=shape,
         n=n,
         n_seqs=shape.n_parallel,
         n_outputs=min(n, n_outputs(model, shape)),
         host=host,
-        is_fused=is_whole or not _borrows_when_tried(shape),
+        is_fused=sketch.is_fused,
     )
+    layers = [
+        Placed(
+            layer=model.layers[i],
+            backend=backend,
+            kv_backend=host if shape.kv_on_host else backend,
+            host=host,
+            on_host=left,
+            is_pinned=sketch.is_whole,
+        )
+        for i, backend, left in sketch.layers
+    ]
+    draw(build, layers, output=sketch.output, host=host)
+    return _sizes(build, sketch)
+
+
+@lru_cache(maxsize=_MODELS)
+def _firsts(known: _Known) -> tuple[int, ...]:
+    """For each layer the first one that equals it."""
+    first: dict[LayerInfo, int] = {}
+    return tuple(first.setdefault(layer, i) for i, layer in enumerate(known.model.layers))
 
 
 def _borrows_when_tried(shape: LaunchShape) -> bool:
@@ -111,39 +163,17 @@ def _borrows_when_tried(shape: LaunchShape) -> bool:
     return is_local and _TRIED_TOKENS * shape.n_parallel >= OFFLOAD_LEAST_BATCH
 
 
-def _placed(
-    model: ModelInfo,
-    shape: LaunchShape,
-    i: int,
-    left: frozenset[str],
-    *,
-    backend: int,
-    host: int,
-    owners: Sequence[DeviceId],
-) -> Placed:
-    return Placed(
-        layer=model.layers[i],
-        backend=backend,
-        kv_backend=host if shape.kv_on_host else backend,
-        host=host,
-        on_host=left,
-        is_pinned=HOST not in owners,
-    )
-
-
-def _sizes(build: Builder, shape: LaunchShape, devices: Sequence[DeviceId]) -> tuple[int, ...]:
-    host = len(devices)
-    is_local = (*(not is_remote(device) for device in devices), False)
-    limits = dict(shape.binding_limits)
-    bindings = (*(limits.get(device) for device in devices), None)
+def _sizes(build: Builder, sketch: _Sketch) -> tuple[int, ...]:
+    host, is_vulkan = sketch.host, sketch.shape.backend == VULKAN
+    is_local, bindings = (*sketch.is_local, False), (*sketch.bindings, None)
 
     def supports(backend: int, node: Node) -> bool:
         if not is_local[backend]:
             return True
-        return _runs(node, limit=bindings[backend], is_vulkan=shape.backend == VULKAN)
+        return _runs(node, limit=bindings[backend], is_vulkan=is_vulkan)
 
     splits = split(build.graph, Backends(host + 1, is_local, supports))
-    if shape.backend == VULKAN:
+    if is_vulkan:
         for run in splits:
             if is_local[run.backend]:
                 run.nodes = reordered(run.nodes)
@@ -170,4 +200,5 @@ def _can_scan(node: Node) -> bool:
 
 def forget() -> None:
     """Drop remembered reservations: for those who measure what one takes."""
-    _remembered.cache_clear()
+    _reserved.cache_clear()
+    _firsts.cache_clear()

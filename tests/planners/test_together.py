@@ -3,6 +3,7 @@ from dataclasses import replace
 
 from planners.hardware import HardwareProfile
 from planners.model import ModelId, ServedModel
+from planners.placement import plan_launch
 from planners.plan import LaunchPlan, Shortfall
 from planners.sizes import GIB
 from planners.together import plan_together
@@ -64,3 +65,15 @@ def test_what_does_not_fit_beside_the_others_is_said() -> None:
 
 def test_no_models_have_no_plans() -> None:
     assert together([], machine(host_gib=float(GIB >> 30))) == []
+
+
+def test_what_a_model_lacks_counts_those_before_it_and_none_after_it() -> None:
+    hardware = machine(nvidia(0, 8), host_gib=8)
+    wanted = models(900, 20)
+
+    large, small = together(wanted, hardware)
+
+    assert isinstance(small, LaunchPlan)
+    assert large == plan_launch(
+        wanted[0], hardware=hardware, engines=(CPU, CUDA), rules=RULES, promised={}
+    )

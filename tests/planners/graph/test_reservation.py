@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from planners.ggml.header import GgufArray, GgufError, GgufHeader, Tensor
 from planners.gguf import model_info
-from planners.graph.reservation import compute_bytes, is_drawn
+from planners.graph.reservation import compute_bytes, forget, is_drawn
 from planners.hardware import HOST, DeviceId
 from planners.kv_cache import LaunchShape
 from planners.memory import layer_devices, predict
@@ -181,3 +181,27 @@ def test_a_file_that_lies_in_one_number_is_predicted_or_estimated(
     parts = predict(lying, shape, overhead_bytes={})
 
     assert all(part.compute_bytes >= 0 for part in parts)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_what_is_remembered_of_another_split_is_what_drawing_anew_gives(
+    data: st.DataObject,
+) -> None:
+    info = info_of(MODELS[data.draw(st.sampled_from(sorted(MODELS)))])
+    devices = data.draw(st.permutations((GPU, OTHER, REMOTE)))
+    shapes = []
+    for _ in range(3):
+        cuts = sorted(data.draw(st.lists(st.integers(0, info.n_layer + 1), min_size=3, max_size=3)))
+        counts = (cuts[0], cuts[1] - cuts[0], cuts[2] - cuts[1])
+        split = tuple((d, count) for d, count in zip(devices, counts, strict=True) if count)
+        n_cpu_moe = data.draw(st.integers(0, info.n_layer))
+        limits = data.draw(st.sampled_from(((), ((GPU, 1 << 16),), ((OTHER, 1 << 16),))))
+        shapes.append(replace(SHAPE, split=split, n_cpu_moe=n_cpu_moe, binding_limits=limits))
+
+    forget()
+    remembered = [compute_bytes(info, s, layer_devices(info, s)) for s in shapes]
+
+    for shape, found in zip(shapes, remembered, strict=True):
+        forget()
+        assert found == compute_bytes(info, shape, layer_devices(info, shape))
