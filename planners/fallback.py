@@ -41,10 +41,16 @@ def host_weights(
     Empty for layers of which no tensors are known, but for their experts, see `moved_bytes`.
     """
     limits = dict(shape.binding_limits)
-    found = [
-        _left(f"blk.{i}.", i, layer.weights, shape, owner=owners[i], limit=limits.get(owners[i]))
-        for i, layer in enumerate(model.layers)
-    ]
+    known: dict[object, frozenset[str]] = {}  # few kinds of layer make up a model
+    found = []
+    for i, layer in enumerate(model.layers):
+        # Patterns may name a layer's number; all else is alike in one layer and the next.
+        key = (id(layer), owners[i], i < shape.n_cpu_moe, i if shape.on_host else None)
+        if (left := known.get(key)) is None:
+            limit = limits.get(owners[i])
+            left = _left(f"blk.{i}.", i, layer.weights, shape, owner=owners[i], limit=limit)
+            known[key] = left
+        found.append(left)
     outputs = [w for w in model.ends if w.name.startswith("output")]
     if not any(w.name == "output.weight" for w in outputs) and model.tied_bytes:
         outputs += [w for w in model.ends if w.name == "token_embd.weight"]

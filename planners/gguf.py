@@ -25,7 +25,7 @@ from planners.ggml.layers import (
     sliding_window,
 )
 from planners.ggml.types import FILE_TYPES
-from planners.model import MetadataValue, ModelInfo, WeightInfo
+from planners.model import LayerInfo, MetadataValue, ModelInfo, WeightInfo
 
 __all__ = ["GgufError", "GgufKind", "NeedMore", "model_info", "parse_model", "read_header"]
 
@@ -99,7 +99,7 @@ def _info(facts: Facts, parts: Sequence[GgufHeader], tensors: list[Tensor]) -> M
         n_expert=facts.integer("expert_count") or 0,
         n_expert_used=facts.integer("expert_used_count") or 0,
         sliding_window=sliding_window(facts),
-        layers=found,
+        layers=_shared(found),
         input_bytes=input_bytes,
         output_bytes=output_bytes + tied_bytes,
         tied_bytes=tied_bytes,
@@ -114,6 +114,12 @@ def _info(facts: Facts, parts: Sequence[GgufHeader], tensors: list[Tensor]) -> M
         recurrent=recurrent_shape(facts),
         warnings=(*parts[0].warnings, *dict.fromkeys(facts.warnings)),
     )
+
+
+def _shared(found: Sequence[LayerInfo]) -> tuple[LayerInfo, ...]:
+    """The same layers, one object for all that are equal: quicker to tell apart, and smaller."""
+    known: dict[LayerInfo, LayerInfo] = {}
+    return tuple(known.setdefault(layer, layer) for layer in found)
 
 
 def _blocks(

@@ -61,7 +61,10 @@ class LayerInfo:
 
     def weight(self, name: str) -> WeightInfo | None:
         """The tensor of that name within the block."""
-        return next((weight for weight in self.weights if weight.name == name), None)
+        for weight in self.weights:
+            if weight.name == name:
+                return weight
+        return None
 
 
 @dataclass(frozen=True, slots=True)

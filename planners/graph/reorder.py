@@ -38,6 +38,7 @@ def reordered(nodes: Sequence[Node]) -> list[Node]:
 class _Order:
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
+        self._is_head = [node.op in _KEPT_HEADS for node in nodes]
         self._used = [False] * len(nodes)
         self._is_empty = [node.op in VIEW_OPS or not node.op for node in nodes]
         self._index = {id(node): i for i, node in enumerate(nodes)}
@@ -77,7 +78,7 @@ class _Order:
 
     def _kept(self, start: int) -> int:
         """How many nodes from `start` on are one pattern that stays as it is; 0 for none."""
-        if self._nodes[start].op not in _KEPT_HEADS:
+        if not self._is_head[start]:
             return 0
         return next((len(p) for p in _KEPT if self._matches(p, start)), 0)
 
@@ -91,26 +92,25 @@ class _Order:
 
     def _group(self) -> list[int]:
         """The first node left, and others that can run beside it: real ones, then views."""
-        group = [self._first]
-        for j in self._ahead():
-            if self._is_empty[j] or self._kept(j):
+        first, used, needs, is_empty = self._first, self._used, self._needs, self._is_empty
+        ahead = range(first + 1, min(first + _AHEAD, len(self._nodes)))
+        group = [first]
+        for j in ahead:  # `used` grows on the way
+            if used[j] or is_empty[j] or (self._is_head[j] and self._kept(j)):
                 continue
-            if all(self._used[c] or self._fuses(c, j, group[-1]) for c in self._left(j)):
+            for c in needs[j]:
+                if c >= first and not used[c] and not self._fuses(c, j, group[-1]):
+                    break
+            else:
                 group.append(j)
                 group += self._pulled(j)
         if self._nodes[group[-1]].op != "add":
-            for j in self._ahead():
-                if self._is_empty[j] and all(self._used[c] or c in group for c in self._left(j)):
+            for j in ahead:
+                if used[j] or not is_empty[j]:
+                    continue
+                if all(c < first or used[c] or c in group for c in needs[j]):
                     group.append(j)
         return group
-
-    def _ahead(self) -> Iterator[int]:
-        for j in range(self._first + 1, min(self._first + _AHEAD, len(self._nodes))):
-            if not self._used[j]:
-                yield j
-
-    def _left(self, j: int) -> Iterator[int]:
-        return (c for c in self._needs[j] if c >= self._first)
 
     def _fuses(self, c: int, j: int, last: int) -> bool:
         """Whether `j` may follow `c`, the last of the group, at once: one operation does both."""
@@ -140,8 +140,9 @@ class _Order:
         return not other.op or self._index.get(id(other)) in self._taken
 
     def _consumers(self, j: int, op: str) -> Iterator[int]:
-        for k in range(j + 1, min(j + _PULLED_AHEAD, len(self._nodes))):
-            if self._nodes[k].op == op and self._nodes[k].src[0] is self._nodes[j]:
+        node = self._nodes[j]
+        for k, other in enumerate(self._nodes[j + 1 : j + _PULLED_AHEAD], start=j + 1):
+            if other.op == op and other.src[0] is node:
                 yield k
 
     def _stored(self, rope: int) -> Iterator[int]:

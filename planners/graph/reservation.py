@@ -151,7 +151,11 @@ def _reserved(sketch: _Sketch) -> tuple[int, ...]:
 def _firsts(known: _Known) -> tuple[int, ...]:
     """For each layer the first one that equals it."""
     first: dict[LayerInfo, int] = {}
-    return tuple(first.setdefault(layer, i) for i, layer in enumerate(known.model.layers))
+    number: dict[int, int] = {}  # equal layers mostly are one object: hash it once
+    for i, layer in enumerate(known.model.layers):
+        if id(layer) not in number:
+            number[id(layer)] = first.setdefault(layer, i)
+    return tuple(number[id(layer)] for layer in known.model.layers)
 
 
 def _borrows_when_tried(shape: LaunchShape) -> bool:

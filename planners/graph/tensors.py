@@ -78,7 +78,8 @@ def _span(ne: Shape, nb: Strides, size: float) -> int:
     """Bytes from the first element to the last (ggml_nbytes)."""
     if not all(ne):
         return 0
-    return int(size + sum((n - 1) * step for n, step in zip(ne, nb, strict=True)))
+    (a, b, c, d), (first, second, third, fourth) = ne, nb
+    return int(size + ((a - 1) * first + (b - 1) * second + (c - 1) * third + (d - 1) * fourth))
 
 
 class Graph:
