@@ -142,5 +142,7 @@ async def _why_unreachable(server: str) -> str | None:
         return f"no answer within {CONNECT_S:g} s"
     except OSError as exc:
         return f"cannot be reached ({exc.strerror or exc})"
+    except UnicodeError:  # what getaddrinfo makes of an empty or overlong label
+        return "cannot be reached (no host can have this name)"
     writer.close()
     return None

@@ -86,6 +86,17 @@ async def test_what_answers_nonsense_is_left_out(engine: Engine) -> None:
     assert "models are placed without it" in remote.notes[0]
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".example"], ids=["empty", "overlong"])
+async def test_a_name_that_no_host_can_have_is_a_note(host: str, engine: Engine) -> None:
+    servers = RpcServers()
+    servers.adopt([f"{host}:50052"], (engine,))
+
+    remote = await servers.look()
+
+    assert [d.engine_names for d in remote.devices] == [()]
+    assert "no host can have this name" in remote.notes[0]
+
+
 async def test_without_an_engine_that_knows_rpc_every_server_is_useless(engine: Engine) -> None:
     servers = RpcServers()
     servers.adopt([f"127.0.0.1:{free_port()}"], (replace(engine, flags=frozenset()),))
