@@ -6,10 +6,9 @@ this machine's, so nothing here says anything of speed.
 
 import asyncio
 import os
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -30,6 +29,7 @@ from supervisor.child import Child, running
 from supervisor.preflight import PreflightCache, preflight
 from supervisor.quickstart import packaged_engine
 from supervisor.trial import parse_flags
+from tests.fakes.rpc_servers import rpc_server
 from tests.fakes.tiny_models import tiny_models, write
 
 VULKAN = DeviceId("vulkan:Vulkan0")
@@ -40,7 +40,7 @@ _HEAD_BYTES = 4 << 20
 
 
 class LaunchDied(Exception):
-    """The engine ended before it had reserved its buffers; its last lines."""
+    """The engine ended before it had reserved its buffers; the message is its last lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,43 +91,10 @@ def live_engine() -> Engine:
 
 
 @contextmanager
-def rpc_servers(engine: Engine, count: int) -> Iterator[tuple[str, ...]]:
-    """`count` ggml-rpc-servers on loopback ports, for as long as the block lasts."""
-    program = Path(engine.path).with_name("ggml-rpc-server")
-    env = {**os.environ, **dict(engine.env), "GGML_VK_VISIBLE_DEVICES": ""}
-    children: list[subprocess.Popen[bytes]] = []
-    ports = [_free_port() for _ in range(count)]
-    try:
-        for port in ports:
-            argv = [str(program), "-H", "127.0.0.1", "-p", str(port)]
-            children.append(
-                subprocess.Popen(
-                    argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-                )
-            )
-        for port in ports:
-            _await_port(port)
-        yield tuple(f"127.0.0.1:{port}" for port in ports)
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _await_port(port: int) -> None:
-    until_s = monotonic() + 15
-    while monotonic() < until_s:
-        with socket.socket() as probe:
-            probe.settimeout(0.5)
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-    raise TimeoutError(f"no ggml-rpc-server answers on port {port}")
+def rpc_servers(count: int) -> Iterator[tuple[str, ...]]:
+    """Addresses of `count` ggml-rpc-servers on loopback, for as long as the block lasts."""
+    with ExitStack() as held:
+        yield tuple(held.enter_context(rpc_server()).address for _ in range(count))
 
 
 def read(path: Path) -> ModelInfo:
@@ -248,7 +215,7 @@ async def handful(*, seed: int, models: int, folder: Path) -> list[Live]:
         path = write(model, folder)
         info = read(path)
         # Anew for each: a killed client has been seen to take a server with it.
-        with rpc_servers(engine, 2) as servers:
+        with rpc_servers(2) as servers:
             for shape in launches(rng, info, servers):
                 found.append(await one(path, info, shape, engine=engine, servers=servers))
     return found

@@ -109,7 +109,7 @@ async def test_a_dry_run_agrees_with_the_load(name: str, layers: int, short_dir:
 async def test_three_remote_devices_are_run_dry_and_loaded(short_dir: Path) -> None:
     path = write(MODELS["normed"], short_dir)
     info = read(path)
-    with rpc_servers(live_engine(), 3) as servers:
+    with rpc_servers(3) as servers:
         able = reaching(live_engine(), servers)
         split = tuple((DeviceId(f"rpc:{s}"), n) for s, n in zip(servers, (2, 1, 2), strict=True))
         shape = replace(SHAPE, split=split)
