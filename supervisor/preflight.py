@@ -7,7 +7,7 @@ wrong is a PreflightFailed: plans work without it.
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -126,6 +126,19 @@ def _key(plan: LaunchPlan, engine: Engine, argv: tuple[str, ...]) -> str:
 async def _dry_run(
     plan: LaunchPlan, *, engine: Engine, environ: Mapping[str, str], cwd: Path, limit_s: float
 ) -> Mapping[DeviceId, int] | PreflightFailed:
+    try:
+        with TemporaryDirectory(prefix="inferenceosd-dry-") as folder:
+            argv = preflight_argv(plan, engine=engine, socket_path=str(Path(folder) / "s.sock"))
+            said = await _heard(argv, env=child_env(engine, environ), cwd=cwd, limit_s=limit_s)
+    except OSError as exc:
+        return PreflightFailed(f"it found no folder for its socket: {exc}")
+    return said if isinstance(said, PreflightFailed) else said.compute_bytes(plan)
+
+
+async def _heard(
+    argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, limit_s: float
+) -> DryRun | PreflightFailed:
+    """What the engine says up to its table; it is dead when this returns."""
     said, done = DryRun(), asyncio.Event()
 
     def hear(line: str) -> None:
@@ -133,31 +146,22 @@ async def _dry_run(
         if said.is_complete:
             done.set()
 
-    with TemporaryDirectory(prefix="inferenceosd-dry-") as folder:
-        argv = preflight_argv(plan, engine=engine, socket_path=str(Path(folder) / "s.sock"))
-        try:
-            async with (
-                asyncio.timeout(limit_s),
-                running(
-                    argv,
-                    env=child_env(engine, environ),
-                    cwd=str(cwd),
-                    stop_s=KILL_S,
-                    on_stdout=hear,
-                    on_stderr=hear,
-                ) as child,
-                asyncio.TaskGroup() as tasks,
-            ):
-                end = tasks.create_task(_set_at_end(done, child))
-                await done.wait()
-                end.cancel()
-        except TimeoutError:
-            return PreflightFailed(f"the engine said nothing usable within {limit_s:g} s")
-        except (SpawnFailed, Unreapable) as exc:
-            return PreflightFailed(str(exc))
-    if not said.is_complete:
-        return PreflightFailed(_why(child))
-    return said.compute_bytes(plan)
+    try:
+        async with (
+            asyncio.timeout(limit_s),
+            running(
+                argv, env=env, cwd=str(cwd), stop_s=KILL_S, on_stdout=hear, on_stderr=hear
+            ) as child,
+            asyncio.TaskGroup() as tasks,
+        ):
+            end = tasks.create_task(_set_at_end(done, child))
+            await done.wait()
+            end.cancel()
+    except TimeoutError:
+        return PreflightFailed(f"the engine said nothing usable within {limit_s:g} s")
+    except (SpawnFailed, Unreapable) as exc:
+        return PreflightFailed(str(exc))
+    return said if said.is_complete else PreflightFailed(_why(child))
 
 
 async def _set_at_end(done: asyncio.Event, child: Child) -> None:
@@ -215,14 +219,12 @@ class Preflights:
         found = self._asked[plan.model_id]
         if found is None:
             return None
-        is_same = isinstance(found, tuple) and _matches(found, plan)
-        if is_same and isinstance(found, tuple) and plan.model_id not in self._excess:
-            excess = excess_bytes(found, plan, hardware)
-            self._excess[plan.model_id] = excess
-            if excess:
-                return None
-            return replace(plan, predicted=found)
-        return plan
+        if isinstance(found, PreflightFailed) or not _matches(found, plan):
+            return plan
+        if plan.model_id in self._excess:
+            return plan
+        self._excess[plan.model_id] = excess_bytes(found, plan, hardware)
+        return None if self._excess[plan.model_id] else replace(plan, predicted=found)
 
     def forget(self, model_id: ModelId) -> None:
         """The model was launched, or is wanted no more."""

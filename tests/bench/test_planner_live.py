@@ -6,10 +6,12 @@ import pytest
 
 from bench.planner.live import handful
 from planners.preflight import PreflightFailed
+from tests.fakes.system_parts import need_mesa
 
 
 @pytest.mark.llama
 async def test_both_predictions_hold_on_this_machine(tmp_path: Path) -> None:
+    need_mesa()
     folder = tmp_path / "m"
     folder.mkdir()
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import stat
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from planners.plan import DeviceBytes, LaunchPlan
 from planners.preflight import PreflightFailed
 from supervisor.preflight import PreflightCache, Preflights, preflight
 from tests.fakes.machines import FLAGS, engine, machine
+from tests.fakes.system_parts import need_mesa
 from tests.fakes.tiny_models import tiny_models, write
 
 MODELS = {model.name: model for model in tiny_models()}
@@ -90,6 +92,7 @@ def totals(parts: tuple[DeviceBytes, ...]) -> dict[DeviceId, int]:
 @pytest.mark.parametrize("name", ["dense", "windows-6", "hybrid-2", "experts"])
 @pytest.mark.parametrize("layers", [0, 2, 99], ids=["processor", "partial", "whole"])
 async def test_a_dry_run_agrees_with_the_load(name: str, layers: int, short_dir: Path) -> None:
+    need_mesa()
     able = live_engine()
     path = write(MODELS[name], short_dir)
     info = read(path)
@@ -107,6 +110,7 @@ async def test_a_dry_run_agrees_with_the_load(name: str, layers: int, short_dir:
 
 @pytest.mark.llama
 async def test_three_remote_devices_are_run_dry_and_loaded(short_dir: Path) -> None:
+    need_mesa()
     path = write(MODELS["normed"], short_dir)
     info = read(path)
     with rpc_servers(3) as servers:
@@ -153,6 +157,20 @@ async def test_an_engine_that_fails_costs_its_time_limit_at_most(
     assert isinstance(found, PreflightFailed)
     assert reason in found.reason
     assert monotonic() - started_s < 10
+
+
+async def test_without_a_folder_for_its_socket_a_dry_run_fails_and_nothing_else(
+    known: tuple[Path, ModelInfo], short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, info = known
+    able = pretender(short_dir, "exit 0")
+    plan = plan_of(path, info, SHAPE, engine=able)
+    monkeypatch.setattr(tempfile, "tempdir", str(short_dir / "full"))
+
+    found = await dry(plan, engine=able, info=info, shape=SHAPE, cwd=short_dir)
+
+    assert isinstance(found, PreflightFailed)
+    assert "no folder for its socket" in found.reason
 
 
 async def test_an_engine_that_is_gone_is_told(
