@@ -3,8 +3,9 @@
 # make test   the tests, as CI runs them
 # make check  format, lint, types, layers
 # make bench  the daemon against the bare llama-server
-# make bench-speed   decode under the chosen flags against the best of a grid
-# make bench-planner   predicted bytes against measured launches; ROWS=FILE for another table
+# make bench-planner  predicted bytes against measured launches, and how long planning takes;
+#                     ROWS=FILE for another table
+# make bench-speed    decode under the chosen flags against the best of a grid
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +15,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALL := $(PIP) install --no-deps --require-hashes
 
-.PHONY: demo run test check bench bench-speed bench-planner clean
+.PHONY: demo run test check bench bench-planner bench-speed clean
 
 demo: $(VENV)/.quickstart
 	@$(BIN)/python -m scripts.demo
@@ -34,11 +35,12 @@ check: $(VENV)/.dev
 bench: $(VENV)/.dev $(VENV)/.quickstart
 	$(BIN)/python -m bench
 
-bench-speed: $(VENV)/.dev $(VENV)/.quickstart
-	$(BIN)/python -m bench.speed
-
 bench-planner: $(VENV)/.dev $(VENV)/.quickstart
 	$(BIN)/python -m bench.planner
+	$(BIN)/python -m bench.placement
+
+bench-speed: $(VENV)/.dev $(VENV)/.quickstart
+	$(BIN)/python -m bench.speed
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,4 +1,4 @@
-"""`python -m bench.placement`: how long placement thinks, on made-up machines of eight devices."""
+"""The last table of `make bench-planner`: how long placement thinks, on made-up machines."""
 
 from collections.abc import Callable
 from dataclasses import replace
