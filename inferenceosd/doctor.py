@@ -26,7 +26,7 @@ _RIGHT_DRIVERS = {"NVIDIA": ("nvidia",), "AMD": ("amdgpu",), "Intel": ("i915", "
 class Verdict(Enum):
     """How a check came out."""
 
-    PASS = "pass"  # no password
+    PASS = "pass"
     WARN = "warn"
     FAIL = "fail"
 

@@ -1,6 +1,7 @@
 """What `inferenceosctl plan` prints for people: how a model would be launched, and why. Pure."""
 
 import shlex
+from collections.abc import Sequence
 
 from inferenceosd.tables import table
 from planners.plan import LaunchPlan
@@ -75,7 +76,7 @@ def _is_told(reason: str, report: PlanReport) -> bool:
     return any(reason == f"{each.name} is not used: {each.reason}" for each in report.unused)
 
 
-def _listed(title: str, lines: "list[str] | tuple[str, ...]") -> str:
+def _listed(title: str, lines: Sequence[str]) -> str:
     return "\n".join([f"{title}:", *(f"- {line}" for line in lines)]) if lines else ""
 
 

@@ -18,8 +18,10 @@ def absences(
     seen: Mapping[DeviceId, Device],
     told: Sequence[str],
 ) -> tuple[Absence, ...]:
-    """Every wanted device that is missing. `seen`: usable devices of before; `told`: what sources
-    could not read, which is the likely reason."""
+    """Every wanted device that is missing, and why.
+
+    `seen`: usable devices of before. `told`: what sources could not read, the likely reason.
+    """
     here = {device.device_id: device for device in devices}
     why = "; ".join(told) or NOBODY
     missing = {

@@ -6,7 +6,7 @@ Facts for `inferenceosctl doctor`, which judges them; nothing here is needed to 
 import ctypes.util
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,6 +111,6 @@ def _may_use(path: Path, found: os.stat_result, person: Person) -> bool:
 
 
 def _group(gid: int) -> str:
-    lines: Sequence[str] = text_of(Path("/etc/group")).splitlines()
+    lines = text_of(Path("/etc/group")).splitlines()
     names = {parts[2]: parts[0] for parts in (line.split(":") for line in lines) if len(parts) > 2}
     return names.get(str(gid), str(gid))

@@ -14,9 +14,8 @@ def suspended_s() -> float:
     does and CLOCK_UPTIME_RAW does not.
     """
     if sys.platform == "linux":
-        awake_s = time.clock_gettime(
-            time.CLOCK_MONOTONIC
-        )  # first, so that no difference is below 0
+        # First, so that no difference is below 0.
+        awake_s = time.clock_gettime(time.CLOCK_MONOTONIC)
         return time.clock_gettime(time.CLOCK_BOOTTIME) - awake_s
     if sys.platform == "darwin":
         awake_s = time.clock_gettime(time.CLOCK_UPTIME_RAW)
