@@ -8,7 +8,7 @@ concede. What the operator fixed is never lowered: there is a Shortfall then. Pl
 for the upper bound of every estimate.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -26,6 +26,7 @@ from planners.layout.asked import (
 from planners.layout.budget import Budget, Budgets, budgets, emptied, freed
 from planners.layout.explanation import explained
 from planners.layout.layer_split import Layout, Splitter, companion_device
+from planners.layout.placed import Placed, fastest
 from planners.layout.prompt_cache import prompt_cache
 from planners.layout.threads import n_threads
 from planners.memory import host_overhead_bytes, joined, layer_devices, predict, predict_draft
@@ -34,9 +35,8 @@ from planners.plan import DeviceBytes, LaunchPlan, Shortfall
 from planners.rpc import servers_of
 from planners.settings import PlacementRules
 from planners.sizes import format_size
-from planners.speed import NOTHING_LEARNED, PROMPT_WEIGHT, Learned, Rates, Speed, rates, speed
+from planners.speed import NOTHING_LEARNED, Learned, Rates, rates, speed
 
-WORTH_STOPPING = 1.1  # an idle model is stopped for a launch that is faster by this, not for less
 COMPANION_MARGIN = 0.5  # of a projector's weights: its compute buffers, which nobody reports
 NO_FALLBACK = (
     "not one of its layers finds room on a device, and models.cpu_fallback is deny: it would have "
@@ -116,46 +116,6 @@ class Unplaced:
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
-    """One way to launch, not yet a plan."""
-
-    engine: Engine
-    room: Budgets
-    shape: LaunchShape
-    predicted: tuple[DeviceBytes, ...]
-    speed: Speed
-
-    @property
-    def token_s(self) -> float:
-        """What placement minimises: seconds per token decoded, and a little of the prompt."""
-        prompt_s = PROMPT_WEIGHT / self.speed.prompt_tokens_per_s
-        return 1 / self.speed.decode_tokens_per_s + prompt_s
-
-    @property
-    def is_wanted(self) -> bool:
-        """True where it runs on a device that is only there because the operator asked for it."""
-        used = dict(self.shape.split)
-        return any(budget.is_wanted for budget in self.room.devices if budget.device_id in used)
-
-    def is_worth_more_than(self, other: "_Placed") -> bool:
-        """Whether it is so much faster that an idle model may be stopped for it."""
-        return other.token_s > self.token_s * WORTH_STOPPING
-
-    def missing_bytes(self, room: Budgets) -> dict[DeviceId, int]:
-        """By how much it exceeds `room`, where it does."""
-        needs = {part.device_id: part.upper_bytes for part in self.predicted}
-        needs[HOST] = self.host_need_bytes
-        over = {device_id: need - room.room_bytes(device_id) for device_id, need in needs.items()}
-        return {device_id: n_bytes for device_id, n_bytes in over.items() if n_bytes > 0}
-
-    @property
-    def host_need_bytes(self) -> int:
-        """Host memory it takes, on devices that share it too."""
-        on_host = {HOST, *(b.device_id for b in self.room.devices if b.shares_host)}
-        return sum(part.upper_bytes for part in self.predicted if part.device_id in on_host)
-
-
-@dataclass(frozen=True, slots=True)
 class _Search:
     """One model against one machine."""
 
@@ -178,7 +138,7 @@ class _Search:
         contexts = self.asked.contexts_up_to(CONTEXT_WORTH_LAYERS)
         return replace(self, hardware=hardware, asked=replace(self.asked, contexts=contexts))
 
-    def best(self, engines: tuple[Engine, ...]) -> _Placed | None:
+    def best(self, engines: tuple[Engine, ...]) -> Placed | None:
         """The fastest placement, of equals by the first engine that has it.
 
         The search goes by estimates; the graph of the winner alone is drawn, and where it does not
@@ -186,16 +146,16 @@ class _Search:
         """
         ways = [*(self._on_devices(engine) for engine in engines), self._fitting_on_host(engines)]
         heads = [next(way, None) for way in ways]
-        while (fastest := _fastest(heads)) is not None:
-            for way in (self._reordered(fastest), fastest):
+        while (found := fastest(heads)) is not None:
+            for way in (self._reordered(found), found):
                 placed = self._drawn(way)
                 if not placed.missing_bytes(placed.room):
                     return placed
-            i = next(i for i, head in enumerate(heads) if head is fastest)
+            i = next(i for i, head in enumerate(heads) if head is found)
             heads[i] = next(ways[i], None)
         return None
 
-    def _reordered(self, placed: _Placed) -> _Placed:
+    def _reordered(self, placed: Placed) -> Placed:
         """`placed`, or the same with its devices in another order where that is faster and fits."""
         if not placed.shape.split:
             return placed
@@ -206,7 +166,7 @@ class _Search:
         is_better = other.token_s < placed.token_s and not other.missing_bytes(other.room)
         return other if is_better else placed
 
-    def plan(self, placed: _Placed) -> LaunchPlan:
+    def plan(self, placed: Placed) -> LaunchPlan:
         """The plan, with a prompt cache out of the host memory that is left."""
         shape, engine = placed.shape, placed.engine
         spare = placed.room.host_bytes - placed.host_need_bytes
@@ -264,7 +224,7 @@ class _Search:
             predicted_decode_tokens_per_s=placed.speed.decode_tokens_per_s,
         )
 
-    def _fallbacks(self, placed: _Placed) -> tuple[str, ...]:
+    def _fallbacks(self, placed: Placed) -> tuple[str, ...]:
         exact = self._exact(placed.engine, placed.shape)
         return fallbacks(self.info, exact, layer_devices(self.info, exact))
 
@@ -288,7 +248,7 @@ class _Search:
         *_, smallest = idle._on_host(engines)
         return self.lacking(self._drawn(smallest))
 
-    def lacking(self, placed: _Placed) -> Shortfall:
+    def lacking(self, placed: Placed) -> Shortfall:
         """What `placed` lacks now."""
         shape = placed.shape
         missing = placed.missing_bytes(self._room(placed.engine))
@@ -305,7 +265,7 @@ class _Search:
             self.hardware, backend=engine.backend, promised=self.promised, held=self.held
         )
 
-    def _on_devices(self, engine: Engine) -> Iterator[_Placed]:
+    def _on_devices(self, engine: Engine) -> Iterator[Placed]:
         """Ways with a device that fit by the estimate, best first."""
         room = self._room(engine)
         for shape in self._offloaded(room) if room.devices else ():
@@ -313,7 +273,7 @@ class _Search:
             if not placed.missing_bytes(room):
                 yield placed
 
-    def _fitting_on_host(self, engines: tuple[Engine, ...]) -> Iterator[_Placed]:
+    def _fitting_on_host(self, engines: tuple[Engine, ...]) -> Iterator[Placed]:
         return (p for p in self._on_host(engines) if not p.missing_bytes(p.room))
 
     def _splitter(self, room: Budgets) -> Splitter:
@@ -353,7 +313,7 @@ class _Search:
                 )
                 yield _faster(found, lean).shape
 
-    def _on_host(self, engines: tuple[Engine, ...]) -> Iterator[_Placed]:
+    def _on_host(self, engines: tuple[Engine, ...]) -> Iterator[Placed]:
         """Ways without a device, best first, by a CPU build where there is one."""
         if not self.allows_cpu_fallback:
             return
@@ -394,12 +354,12 @@ class _Search:
                     swa_full=swa_full,
                 )
 
-    def _placed(self, engine: Engine, room: Budgets, shape: LaunchShape) -> _Placed:
+    def _placed(self, engine: Engine, room: Budgets, shape: LaunchShape) -> Placed:
         """A way by the estimate of its buffers."""
         predicted = self._predicted(engine, room, shape, is_drawn=False)
-        return _Placed(engine, room, shape, predicted, speed(self.info, shape, rates=self.rates))
+        return Placed(engine, room, shape, predicted, speed(self.info, shape, rates=self.rates))
 
-    def _drawn(self, placed: _Placed) -> _Placed:
+    def _drawn(self, placed: Placed) -> Placed:
         """The same with its buffers as the engine reserves them."""
         engine, room, shape = placed.engine, placed.room, placed.shape
         return replace(placed, predicted=self._predicted(engine, room, shape, is_drawn=True))
@@ -444,15 +404,6 @@ class _Search:
 
     def _companion_upper_bytes(self) -> int:
         return int(self._companion_bytes() * (1 + COMPANION_MARGIN))
-
-
-def _fastest(heads: Sequence[_Placed | None]) -> _Placed | None:
-    """The fastest of each engine's best way, the processor's last; the first of equals."""
-    *devices, on_host = heads
-    found = [placed for placed in devices if placed is not None]
-    if on_host is not None and not any(placed.is_wanted for placed in found):
-        found.append(on_host)
-    return min(found, key=lambda placed: placed.token_s, default=None)
 
 
 def _faster(one: Layout, other: Layout | None) -> Layout:
