@@ -37,7 +37,8 @@ from proxy.admin_values import (
 from proxy.errors import UnknownModel
 from supervisor.backends import find_engines
 from supervisor.catalogue import Catalogue
-from supervisor.fleet import Desired, Fleet
+from supervisor.desired import Desired
+from supervisor.fleet import Fleet
 from supervisor.journal import Event, Journal
 from supervisor.probe import HardwareProbe
 

@@ -36,7 +36,8 @@ from proxy.exchange import Receive, Scope, Send
 from proxy.server import serve
 from proxy.upstream import UpstreamPools
 from supervisor.catalogue import Catalogue
-from supervisor.fleet import Desired, Fleet, Ground
+from supervisor.desired import Desired, Ground
+from supervisor.fleet import Fleet
 from supervisor.journal import Journal, open_journal
 from supervisor.probe import HardwareProbe
 

@@ -4,11 +4,10 @@ Level-triggered, one writer: an event says "look", never "do"; only Fleet.run ch
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
-from pathlib import Path
 from time import monotonic
 
 import structlog
@@ -21,10 +20,10 @@ from planners.other_machine import engines_there
 from planners.outlook import Outlook, Surroundings, outlook
 from planners.plan import InstanceId, LaunchPlan
 from planners.reconcile import Action, Refuse, Restart, Start, Stop, reconcile, taken
-from planners.settings import FleetSettings, PlacementRules
 from planners.speed import NOTHING_LEARNED
 from planners.view import Observed, View
 from supervisor.catalogue import Catalogue
+from supervisor.desired import Desired, Ground
 from supervisor.errors import SupervisorError
 from supervisor.instance import Instance, Shop
 from supervisor.journal import Journal
@@ -38,27 +37,6 @@ FRESH_S = 1.0  # a launch is planned on a profile no older than this
 PROFILE_S = 15.0  # cadence of a new profile when nothing is launched
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Desired:
-    """What the operator wants, replaced whole by a reload."""
-
-    engines: tuple[Engine, ...] | None
-    """None while they are still being tried: nothing is launched and nobody refused."""
-    rules: PlacementRules
-    settings: FleetSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Ground:
-    """Where children live."""
-
-    run_dir: Path
-    cwd: Path
-    environ: Mapping[str, str]
-    preflights: Path | None = None
-    """The file that remembers dry runs; None remembers them for this run alone."""
 
 
 class Fleet:

@@ -15,8 +15,9 @@ from planners.settings import FleetSettings, MemoryRule
 from planners.sizes import GIB
 from planners.view import InstanceState, Observed
 from supervisor.catalogue import Catalogue
+from supervisor.desired import Desired, Ground
 from supervisor.devices.sighting import DeviceSource
-from supervisor.fleet import Desired, Fleet, Ground
+from supervisor.fleet import Fleet
 from supervisor.journal import Journal, open_journal
 from supervisor.probe import HardwareProbe
 from supervisor.tinymodel import tiny_model

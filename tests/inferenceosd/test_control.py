@@ -13,7 +13,8 @@ from inferenceosd.platform_folders import Platform
 from proxy.admin import ReloadRefused
 from proxy.errors import UnknownModel
 from supervisor.catalogue import Catalogue
-from supervisor.fleet import Desired, Fleet, Ground
+from supervisor.desired import Desired, Ground
+from supervisor.fleet import Fleet
 from supervisor.journal import Journal, open_journal
 from supervisor.probe import HardwareProbe
 

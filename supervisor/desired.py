@@ -1,0 +1,29 @@
+"""What a fleet is given: what the operator wants of it, and where its children live."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from planners.backends import Engine
+from planners.settings import FleetSettings, PlacementRules
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """What the operator wants, replaced whole by a reload."""
+
+    engines: tuple[Engine, ...] | None
+    """None while they are still being tried: nothing is launched and nobody refused."""
+    rules: PlacementRules
+    settings: FleetSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Where children live."""
+
+    run_dir: Path
+    cwd: Path
+    environ: Mapping[str, str]
+    preflights: Path | None = None
+    """The file that remembers dry runs; None remembers them for this run alone."""
