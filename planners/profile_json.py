@@ -47,9 +47,13 @@ class RecordedProfile:
 
 
 def encode_profile(recorded: RecordedProfile) -> str:
-    """The profile as indented JSON that `decode_profile` reads. What is missing now is left out."""
+    """The profile as indented JSON that `decode_profile` reads.
+
+    What is missing now is left out, and notes, which quote drivers and engines, are cut to bounds.
+    """
     hardware = asdict(recorded.hardware)
     del hardware["absent"]
+    hardware["notes"] = [_bounded(note) for note in recorded.hardware.notes[:_MOST_ITEMS]]
     for device in hardware["devices"]:
         device["kind"] = device["kind"].value
     head = {"format": FORMAT, "version": VERSION, "origin": recorded.origin}
@@ -234,6 +238,12 @@ class _Fields:
         if not isinstance(found, list) or len(found) > _MOST_ITEMS:
             raise BadProfile(self.at(name), f"must be a list of at most {_MOST_ITEMS}")
         return found
+
+
+def _bounded(note: str) -> str:
+    """`note` as `_text` takes it."""
+    kept = note if len(note) <= _MOST_TEXT else f"{note[: _MOST_TEXT - 1]}…"
+    return "".join(c if c.isprintable() else " " for c in kept)
 
 
 def _text(found: object, where: str) -> str:

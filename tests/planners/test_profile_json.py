@@ -90,6 +90,18 @@ def test_what_is_missing_at_the_moment_is_no_part_of_a_machine() -> None:
     assert decode_profile(encode_profile(replace(laptop, hardware=degraded))) == laptop
 
 
+@given(notes=st.lists(st.text(), max_size=3), long=st.integers(400, 900))
+def test_notes_of_any_length_and_any_characters_can_be_read_back(
+    notes: list[str], long: int
+) -> None:
+    laptop = decode_profile(LAPTOP)
+    noted = replace(laptop.hardware, notes=(*notes, "x" * long))
+
+    read = decode_profile(encode_profile(replace(laptop, hardware=noted)))
+
+    assert [len(note) for note in read.hardware.notes] == [*map(len, notes), min(long, 500)]
+
+
 @given(st.text(max_size=200))
 def test_any_text_is_a_profile_or_refused_in_a_sentence(text: str) -> None:
     with pytest.raises(BadProfile, match="no hardware profile: "):
