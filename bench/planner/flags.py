@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from struct import pack, unpack
 
 from planners.fallback import SOFTWARE_BINDING_BYTES, is_remote
 from planners.hardware import DeviceId
 from planners.kv_cache import CELL_STEP, LaunchShape, padded
+from planners.layout.partition import engine_blocks
 from planners.model import ModelInfo
 
 UNIFIED_SLOTS = 4  # what `-np` unset comes to, and then the slots share one cache
@@ -117,7 +116,7 @@ def _patterns(options: Asked) -> Iterator[str]:
 def _split(
     options: Asked, model: ModelInfo, devices: Sequence[DeviceId]
 ) -> tuple[tuple[DeviceId, int], ...]:
-    """Layers per device, by llama.cpp's float32 rule (llama-model.cpp, load_tensors)."""
+    """Layers per device, by `-ngl` and `-ts`; () where none leaves the host."""
     told = options.last("-ngl") or "all"
     n_layer = model.n_layer
     layers = _ALL if told in ("all", "auto", "-1") else options.number("-ngl", _ALL)
@@ -130,14 +129,6 @@ def _split(
     weights = (
         [1.0] if shares is None else [float(share) for share in shares.replace("/", ",").split(",")]
     )
-    points = list(accumulate((weights + [0.0] * len(devices))[: len(devices)]))
-    points = [_f32(_f32(point) / _f32(points[-1])) for point in points]
-    counts = [0] * len(devices)
-    for i in range(n_active):
-        at = _f32(i / n_active)
-        counts[next(k for k, point in enumerate(points) if point > at)] += 1
+    padded_weights = (weights + [0.0] * len(devices))[: len(devices)]
+    counts = engine_blocks(padded_weights, n_gpu_layers=n_active)
     return tuple((device, n) for device, n in zip(devices, counts, strict=True))
-
-
-def _f32(value: float) -> float:
-    return float(unpack("f", pack("f", value))[0])

@@ -97,7 +97,7 @@ def _with(
     return best, begun
 
 
-def engine_blocks(tensor_split: Sequence[int], *, n_gpu_layers: int) -> tuple[int, ...]:
+def engine_blocks(tensor_split: Sequence[float], *, n_gpu_layers: int) -> tuple[int, ...]:
     """Layers per device as llama.cpp deals them out for a `--tensor-split` (float32 throughout).
 
     Layer i of those off the host goes to the first device whose cumulated share exceeds i of
