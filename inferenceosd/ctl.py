@@ -225,7 +225,7 @@ def profile(door: Door, record: TextIO | None, as_json: bool) -> None:
         text = door.get("/profile", msgspec.Raw).sent.decode()
     else:
         text = _here(offline.profile_here)
-    recorded = decode_profile(text)
+    recorded = _here(lambda: decode_profile(text))
     if record is not None:
         record.write(text)
     click.echo(text.rstrip() if as_json else profile_text(recorded))
@@ -245,8 +245,8 @@ def doctor(door: Door, as_json: bool) -> None:
     told = None
     if door.is_open():
         status = door.get("/status", StatusReport).value
-        recorded = door.get("/profile", msgspec.Raw).sent.decode()
-        told = Told(status, decode_profile(recorded).hardware)
+        text = door.get("/profile", msgspec.Raw).sent.decode()
+        told = Told(status, _here(lambda: decode_profile(text)).hardware)
     found = checks(facts_now(told, socket_path=door.socket_path))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode({"checks": found}), indent=2))

@@ -202,6 +202,7 @@ class OneModelService:
         self.config_mistake: str | None = None
         self.unavailable: str | None = None
         self.fits = True
+        self.machine = PROFILE
 
     def _known(self, name: str) -> None:
         if name != "qwen":
@@ -226,7 +227,7 @@ class OneModelService:
         return OUTLOOK if self.fits else replace(OUTLOOK, answer=SHORTFALL)
 
     async def profile(self) -> str:
-        return PROFILE
+        return self.machine
 
     async def load(self, name: str) -> LoadReport:
         self._known(name)

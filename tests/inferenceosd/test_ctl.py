@@ -346,6 +346,20 @@ def test_the_daemons_machine_is_shown_printed_and_recorded(served: Path, tmp_pat
     assert (tmp_path / "machine.json").read_text() == PROFILE
 
 
+@pytest.mark.parametrize("command", ["profile", "doctor"])
+def test_a_machine_that_another_version_recorded_is_refused_in_a_sentence(
+    served: Path, service: OneModelService, command: str
+) -> None:
+    service.machine = PROFILE.replace('"version": 1', '"version": 2')
+
+    result = ctl(served, command)
+
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "inferenceosctl: no hardware profile: version must be 1; another inferenceosd wrote it\n"
+    )
+
+
 def test_the_doctor_looks_by_the_daemons_eyes_where_one_runs(served: Path) -> None:
     result = ctl(served, "doctor", "--json")
 
