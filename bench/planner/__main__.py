@@ -2,11 +2,14 @@
 
 import argparse
 import asyncio
+import logging
 import os
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import structlog
 
 from bench.planner.live import Live, handful
 from bench.planner.rows import Left, Row, read_rows
@@ -25,6 +28,8 @@ def main() -> None:
     parser.add_argument("--live", type=int, default=5, help="models loaded live (5; 0 for none)")
     parser.add_argument("--seed", type=int, default=1, help="of the choice of live launches (1)")
     asked = parser.parse_args()
+    # Each dry run is logged as it ends, which would cut the tables in two.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     print(over_table(asked.rows))
     if asked.live:
         print(over_live(models=asked.live, seed=asked.seed))
