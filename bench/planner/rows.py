@@ -39,7 +39,6 @@ class Row:
     """One launch."""
 
     name: str
-    model_name: str
     model: ModelInfo
     shape: LaunchShape
     draft: tuple[ModelInfo, LaunchShape] | None
@@ -106,8 +105,8 @@ def _judgeable(name: str, row: dict[str, Any], shapes: Mapping[str, Any]) -> Row
             raise NotModelled(f"draft model {stem}, which no row describes")
         companion = rebuilt(shapes[stem])
         draft = (companion, launch_shape(options, companion, devices=devices))
-    return Row(name, str(row["model"]), model, shape, draft, _actual(row["buffers"]),
-               row.get("source") == "fit-noalloc")  # fmt: skip
+    is_dry = row.get("source") == "fit-noalloc"
+    return Row(name, model, shape, draft, _actual(row["buffers"]), is_dry)
 
 
 def _devices(options: Asked) -> list[DeviceId]:
@@ -170,9 +169,7 @@ def _tensors(told: Mapping[str, Any]) -> list[Tensor]:
     for i, (layer, experts) in enumerate(
         zip(told["layer_bytes"], told["layer_exps_bytes"], strict=True)
     ):
-        own = [
-            (n, s) for n, s in named if f"blk.{i}." in n and n.split("blk.")[1].startswith(f"{i}.")
-        ]
+        own = [(n, s) for n, s in named if f"blk.{i}." in n]
         routed = [(n, s) for n, s in own if is_expert(n)]
         dense = [(n, s) for n, s in own if not is_expert(n)]
         found += _typed(routed, experts)
