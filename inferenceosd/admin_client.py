@@ -84,29 +84,28 @@ class Door:
 
     def is_open(self) -> bool:
         """True when a daemon listens there and lets us in."""
-        with socket.socket(socket.AF_UNIX) as tried:
-            tried.settimeout(CONNECT_S)
-            try:
-                tried.connect(self.socket_path)
-            except OSError:
-                return False
+        try:
+            self._connect()
+        except OSError:
+            return False
         return True
 
     def _reach(self) -> None:
         """Ends the program with a precise sentence where nobody listens: httpx does not tell."""
+        try:
+            self._connect()
+        except PermissionError:
+            fail(f"{self.socket_path} belongs to another user; try again as root or as that user")
+        except OSError:
+            fail(
+                f"no inferenceosd answers on {self.socket_path}; start it with inferenceosd,"
+                " or name its socket with --socket"
+            )
+
+    def _connect(self) -> None:
         with socket.socket(socket.AF_UNIX) as tried:
             tried.settimeout(CONNECT_S)
-            try:
-                tried.connect(self.socket_path)
-            except PermissionError:
-                fail(
-                    f"{self.socket_path} belongs to another user; try again as root or as that user"
-                )
-            except OSError:
-                fail(
-                    f"no inferenceosd answers on {self.socket_path}; start it with inferenceosd,"
-                    " or name its socket with --socket"
-                )
+            tried.connect(self.socket_path)
 
 
 _NO_ANSWER = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

@@ -48,7 +48,7 @@ def facts_now(told: Told | None, *, socket_path: str) -> Facts:
         hardware=told.hardware if told else None,
         hardware_mistake=None,
         drivers=read_drivers(person_of(told.status.daemon.pid if told else None)),
-        disks=_disks_of(told) if told else _disks(config) if config else (),
+        disks=_disks_of(told) if told else _disks(config),
         hiding=tuple(f"{name}={os.environ[name]}" for name in VISIBILITY if name in os.environ),
         suspended_s=suspended_s(),
         now=time.time(),
@@ -106,7 +106,10 @@ def _port_mistake(config: Config) -> str | None:
     return None
 
 
-def _disks(config: Config) -> tuple[Disk, ...]:
+def _disks(config: Config | None) -> tuple[Disk, ...]:
+    """Where a daemon started here would keep things; () where nobody knows."""
+    if config is None:
+        return ()
     state = Disk("state", config.state_dir, _free_bytes(config.state_dir))
     return (state, *(Disk("models", path, _free_bytes(path)) for path in config.model_dirs))
 
