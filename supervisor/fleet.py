@@ -54,6 +54,7 @@ class Fleet:
     ) -> None:
         self._desired = desired
         self._catalogue, self._journal = catalogue, journal
+        self._probe = probe
         self._watch = DeviceWatch(probe, journal)
         self._book = LeaseBook(max_waiting=desired.settings.max_waiting)
         self._instances: dict[InstanceId, Instance] = {}
@@ -293,12 +294,17 @@ class Fleet:
         """The machine, read again when the last reading is older; None where it never could be."""
         is_old = self._profile is None or monotonic() - self._profiled_s > max_age_s
         if is_old or self._watch.is_due():
+            self._probe.leave_alone(self._rpc_servers_in_use())
             try:
                 self._profile = await self._watch.profile()
             except SupervisorError as exc:
                 log.error("probe.failed", reason=str(exc))  # noqa: TRY400  # the sentence says it
             self._profiled_s = monotonic()
         return self._profile
+
+    def _rpc_servers_in_use(self) -> set[str]:
+        alive = (seen for seen in self.running() if seen.pid is not None)
+        return {server for seen in alive for server in seen.plan.rpc_servers}
 
     def _view(self, profile: HardwareProfile) -> View:
         return View(

@@ -6,7 +6,7 @@ never a wait.
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -148,6 +148,10 @@ class HardwareProbe:
         seen, rules = self._seen, self._rules.devices
         self._seen = remembered(seen, devices)
         return absences(devices, rules=rules, seen=seen, told=told)
+
+    def leave_alone(self, rpc_servers: Iterable[str]) -> None:
+        """Ask none of these servers until called again: they work for children of ours."""
+        self._rpc.leave_alone(rpc_servers)
 
     def look_again(self) -> None:
         """Have the next profile ask all engines and servers anew: devices may have changed."""

@@ -1,11 +1,13 @@
 """Tensor split over ggml-rpc-servers, by the daemon as it is started."""
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import httpx
 import pytest
 
+from supervisor.devices.rpc import ASK_EVERY_S
 from tests.fakes.rpc_servers import RpcServer, rpc_server
 from tests.integration.conftest import Start
 
@@ -62,6 +64,27 @@ def test_a_dead_server_is_named_and_the_model_goes_where_it_still_can(
     (instance,) = daemon.status()["instances"]
     used = {device for device, _ in _layers(instance)}
     assert used == {f"rpc:{three[0].address}", f"rpc:{three[2].address}"}
+
+
+def test_a_plan_leaves_servers_in_use_alone_and_they_outlive_their_client(
+    start: Start, three: list[RpcServer]
+) -> None:
+    daemon = start(config=config(three[:2], limit_mib=80), environ={"GGML_VK_VISIBLE_DEVICES": ""})
+    model = httpx.get(f"{daemon.base}/v1/models").json()["data"][0]["id"]
+    assert daemon.ctl("load", model).returncode == 0
+    time.sleep(ASK_EVERY_S + 1)  # until the next look would ask the servers again
+
+    told = daemon.ctl("plan", model).stdout
+    daemon.ctl("unload", model)
+    deadline_s = time.monotonic() + 20
+    while daemon.status()["instances"]:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+    assert "does not answer" not in told
+    assert daemon.ctl("load", model).returncode == 0
+    (instance,) = daemon.status()["instances"]
+    assert {device for device, _ in _layers(instance)} == {f"rpc:{s.address}" for s in three[:2]}
 
 
 def _layers(instance: dict[str, object]) -> list[tuple[str, int]]:
