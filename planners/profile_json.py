@@ -5,12 +5,12 @@ texts and numbers are bounded, keys that this version does not know are refused 
 """
 
 import json
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from planners.errors import PlanError
 from planners.hardware import (
+    HOST,
     Device,
     DeviceId,
     DeviceKind,
@@ -90,6 +90,8 @@ def decode_profile(text: str) -> RecordedProfile:
 def _refuse_twins(hardware: HardwareProfile) -> None:
     ids = [device.device_id for device in hardware.devices]
     for index, device_id in enumerate(ids):
+        if device_id == HOST:
+            raise BadProfile(f"devices[{index}].device_id", f"{HOST!r} is the host's memory")
         if device_id in ids[:index]:
             raise BadProfile(f"devices[{index}].device_id", f"{device_id!r} is there twice")
 
@@ -105,7 +107,7 @@ def _host(fields: "_Fields") -> Host:
         cpu_name=fields.text("cpu_name"),
         limit_bytes=fields.maybe_whole("limit_bytes"),
         reserve_bytes=fields.maybe_whole("reserve_bytes") or 0,
-        psi_some_avg10=fields.maybe_rate("psi_some_avg10"),
+        psi_some_avg10=fields.maybe_rate("psi_some_avg10", least=0),
         numa_nodes=tuple(_node(each) for each in fields.objects("numa_nodes")),
         bandwidth_bytes_per_s=fields.maybe_rate("bandwidth_bytes_per_s"),
     )
@@ -197,15 +199,15 @@ class _Fields:
             return None
         return self.whole(name)
 
-    def maybe_rate(self, name: str) -> float | None:
-        """A number from 0 on, or None where it is null or missing."""
+    def maybe_rate(self, name: str, *, least: int = 1) -> float | None:
+        """A number from `least` on, or None where it is null or missing."""
         found = self.take(name, None)
         if found is None:
             return None
         if isinstance(found, bool) or not isinstance(found, int | float):
             raise BadProfile(self.at(name), "must be a number")
-        if not math.isfinite(found) or not 0 <= found <= _MOST_RATE:
-            raise BadProfile(self.at(name), f"must be from 0 to {_MOST_RATE:g}")
+        if not least <= found <= _MOST_RATE:  # NaN and integers of any length compare too
+            raise BadProfile(self.at(name), f"must be from {least} to {_MOST_RATE:g}")
         return float(found)
 
     def flag(self, name: str, *, default: bool) -> bool:

@@ -33,7 +33,7 @@ texts = st.text(st.characters(categories=("L", "N", "P", "Zs")), max_size=40).fi
     str.isprintable
 )
 sizes = st.integers(0, 1 << 56)
-rates = st.none() | st.floats(0, 1e18)
+rates = st.none() | st.floats(1, 1e18)
 devices = st.builds(
     Device,
     device_id=texts.map(DeviceId),
@@ -141,6 +141,10 @@ def changed(change: Callable[[Any], object]) -> str:
         (lambda p: p["devices"][0].update(engine_names=["x"]), r"engine_names\[0\] must be a pair"),
         (lambda p: p["devices"][0].update(vram=1), r"devices\[0\].vram is not known"),
         (lambda p: p["devices"].append(p["devices"][0]), "is there twice"),
+        (lambda p: p["devices"][0].update(device_id="host"), "'host' is the host's memory"),
+        (lambda p: p["devices"][0].update(compute_flops=0), "compute_flops must be from 1 to"),
+        (lambda p: p["host"].update(bandwidth_bytes_per_s=5e-324), "must be from 1 to"),
+        (lambda p: p["host"].update(bandwidth_bytes_per_s=10**400), "must be from 1 to"),
     ],
 )
 def test_what_is_wrong_is_named(change: Callable[[Any], object], sentence: str) -> None:
