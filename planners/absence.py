@@ -1,6 +1,7 @@
 """Which wanted devices are missing, and why as far as anybody says. Pure.
 
-Wanted is what the operator's rules name to be used or limited, and what was here before and used.
+Wanted is what the operator's rules name to be used or limited, every configured RPC server, and
+what was here before and used.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +18,12 @@ def absences(
     rules: Sequence[DeviceRule],
     seen: Mapping[DeviceId, Device],
     told: Sequence[str],
+    silent: Mapping[DeviceId, str],
 ) -> tuple[Absence, ...]:
     """Every wanted device that is missing, and why.
 
     `seen`: usable devices of before. `told`: what sources could not read, the likely reason.
+    `silent`: why RPC servers, by their first device, cannot be used.
     """
     here = {device.device_id: device for device in devices}
     why = "; ".join(told) or NOBODY
@@ -29,12 +32,15 @@ def absences(
         for device_id, before in seen.items()
         if not _is_usable(here.get(device_id)) and not _is_unwanted(before, rules)
     }
+    remote = (
+        Absence(d.name, silent[d.device_id]) for d in devices if d.device_id in silent and d.use
+    )
     named = (
         Absence(rule.name, why)
         for rule in _wanting(rules)
         if all(rule_rank(rule, device) is None for device in (*devices, *_of(seen, missing)))
     )
-    return (*missing.values(), *named)
+    return (*missing.values(), *remote, *named)
 
 
 def remembered(

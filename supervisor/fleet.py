@@ -86,9 +86,11 @@ class Fleet:
     async def run(self) -> None:
         """Look and act until stop() was called and every child is reaped."""
         async with asyncio.TaskGroup() as tasks:
+            asking = tasks.create_task(self._probe.attend(self.look), name="rpc servers")
             loop = tasks.create_task(self._look_forever(tasks), name="fleet loop")
             await self._stopping.wait()
             loop.cancel()  # it may be waiting for a driver that hangs
+            asking.cancel()
             self._preflights.stop()
             for instance in self._instances.values():
                 instance.stop("the daemon is stopping", drain_s=self._desired.settings.drain_s)

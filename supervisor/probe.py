@@ -6,7 +6,7 @@ never a wait.
 
 import asyncio
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -132,7 +132,7 @@ class HardwareProbe:
                 *unmatched(self._rules.devices, ruled),
             ),
             storage=storage,
-            absent=self._absences(ruled, told),
+            absent=self._absences(ruled, told, silent=dict(remote.silent)),
         )
 
     def _remarks(self, devices: Sequence[Device]) -> Iterator[str]:
@@ -142,16 +142,27 @@ class HardwareProbe:
         yield from unserved(devices, hiding=hidden)
         yield from unclear(devices, hiding=hidden)
 
-    def _absences(self, devices: Sequence[Device], told: Sequence[str]) -> tuple[Absence, ...]:
+    def _absences(
+        self, devices: Sequence[Device], told: Sequence[str], *, silent: Mapping[DeviceId, str]
+    ) -> tuple[Absence, ...]:
         if not self._engines:
             return ()  # not tried yet, or none runs: no device could be usable
         seen, rules = self._seen, self._rules.devices
         self._seen = remembered(seen, devices)
-        return absences(devices, rules=rules, seen=seen, told=told)
+        return absences(devices, rules=rules, seen=seen, told=told, silent=silent)
 
     def leave_alone(self, rpc_servers: Iterable[str]) -> None:
         """Ask none of these servers until called again: they work for children of ours."""
         self._rpc.leave_alone(rpc_servers)
+
+    @property
+    def has_news(self) -> bool:
+        """True where a server answered since the last profile, and otherwise than it said."""
+        return self._rpc.has_news
+
+    async def attend(self, changed: Callable[[], None]) -> None:
+        """Ask RPC servers for ever, so that no profile waits for one; `changed`: there is news."""
+        await self._rpc.attend(changed)
 
     def look_again(self) -> None:
         """Have the next profile ask all engines and servers anew: devices may have changed."""

@@ -45,7 +45,7 @@ class DeviceWatch:
 
     def is_due(self) -> bool:
         """True when the last profile may be wrong, however young it is."""
-        return self._must_look or self._has_slept() or self._is_time()
+        return self._probe.has_news or self._must_look_again()
 
     def device_lost(self, reason: str) -> None:
         """A child lost a device: the next profile looks again."""
@@ -56,7 +56,7 @@ class DeviceWatch:
         """The machine at this moment. Raises HostUnread."""
         if self._has_slept():
             self._note_resume()
-        if self.is_due():
+        if self._must_look_again():
             self._must_look = False
             self._looked_s = monotonic()
             self._probe.look_again()
@@ -64,12 +64,15 @@ class DeviceWatch:
         self._compare(profile)
         return profile
 
+    def _must_look_again(self) -> bool:
+        return self._must_look or self._has_slept() or self._is_time()
+
     def _has_slept(self) -> bool:
         return self._suspended() - self._slept_s > SLEPT_S
 
     def _is_time(self) -> bool:
-        is_degraded = self._last is not None and self._last.is_degraded
-        return is_degraded and monotonic() - self._looked_s >= self._relook_s
+        is_missing = self._last is not None and _misses_a_card(self._last)
+        return is_missing and monotonic() - self._looked_s >= self._relook_s
 
     def _note_resume(self) -> None:
         slept_s, self._slept_s = self._suspended() - self._slept_s, self._suspended()
@@ -103,6 +106,12 @@ class DeviceWatch:
         write = log.warning if is_trouble else log.info
         write(kind, reason=reason)
         self._journal.record(kind, reason=reason)
+
+
+def _misses_a_card(profile: HardwareProfile) -> bool:
+    """True while a device of this machine is missing; RPC servers are asked on by themselves."""
+    remote = {d.name for d in profile.devices if d.kind is DeviceKind.REMOTE}
+    return any(absent.name not in remote for absent in profile.absent)
 
 
 def _here(profile: HardwareProfile) -> list[Device]:

@@ -1,13 +1,16 @@
 """Tensor split over ggml-rpc-servers, by the daemon as it is started."""
 
+import socket
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 
 import httpx
 import pytest
 
-from supervisor.devices.rpc import ASK_EVERY_S
+from scripts.started_daemon import StartedDaemon
+from supervisor.devices.rpc import ASK_EVERY_S, NO_WORD
+from supervisor.devices.rpc_protocol import CAPS_BYTES, HELLO, LENGTH
 from tests.fakes.rpc_servers import RpcServer, rpc_server
 from tests.integration.conftest import Start
 
@@ -85,6 +88,83 @@ def test_a_plan_leaves_servers_in_use_alone_and_they_outlive_their_client(
     assert daemon.ctl("load", model).returncode == 0
     (instance,) = daemon.status()["instances"]
     assert {device for device, _ in _layers(instance)} == {f"rpc:{s.address}" for s in three[:2]}
+
+
+def test_a_server_that_never_answers_delays_no_chat_and_is_named(
+    start: Start, three: list[RpcServer]
+) -> None:
+    plain = start(environ={"GGML_VK_VISIBLE_DEVICES": ""})
+    without_s = _seconds_to_chat(plain)
+    with closing(socket.create_server(("127.0.0.1", 0))) as hung:
+        address = f"127.0.0.1:{hung.getsockname()[1]}"
+        text = f'[rpc]\nservers = ["{address}"]\n'
+        daemon = start(config=text, environ={"GGML_VK_VISIBLE_DEVICES": ""})
+
+        with_s = _seconds_to_chat(daemon)
+        told = _until(daemon, lambda degraded: bool(degraded))
+
+    assert with_s < without_s + 5.0  # an engine that asked it was given 10 s
+    assert told == [f"RPC server {address} is missing: {NO_WORD}"]
+
+
+def test_a_limited_server_that_dies_degrades_the_machine_until_it_is_back(
+    start: Start, three: list[RpcServer]
+) -> None:
+    server = three[0]
+    daemon = start(config=config([server], limit_mib=80), environ={"GGML_VK_VISIBLE_DEVICES": ""})
+    assert _until(daemon, lambda degraded: not degraded) == []
+
+    server.kill()
+    dead = _until(daemon, lambda degraded: bool(degraded))
+    with rpc_server(port=int(server.address.rpartition(":")[2])):
+        _until(daemon, lambda degraded: not degraded)
+        told = daemon.ctl("events").stdout
+
+    assert dead[0].startswith(f"RPC server {server.address} is missing: cannot be reached")
+    assert "machine.degraded" in told
+    assert "machine.recovered" in told
+
+
+def test_a_server_outlives_a_daemon_that_asks_while_it_works_for_somebody_else(
+    start: Start, three: list[RpcServer]
+) -> None:
+    server = three[0]
+    host, _, port = server.address.rpartition(":")
+    with closing(socket.create_connection((host, int(port)), timeout=20)) as client:
+        client.sendall(bytes((HELLO,)) + LENGTH.pack(CAPS_BYTES) + bytes(CAPS_BYTES))
+        assert client.recv(64)
+        text = config([server], limit_mib=80)
+        killed = start(config=text, environ={"GGML_VK_VISIBLE_DEVICES": ""})
+        _until(killed, lambda degraded: bool(degraded))
+        killed.process.kill()
+        killed.process.wait()
+        daemon = start(config=text, environ={"GGML_VK_VISIBLE_DEVICES": ""})
+        busy = _until(daemon, lambda degraded: bool(degraded))
+
+        client.close()
+        _until(daemon, lambda degraded: not degraded)
+
+    assert busy == [f"RPC server {server.address} is missing: {NO_WORD}"]
+    assert server.process.poll() is None
+
+
+def _seconds_to_chat(daemon: StartedDaemon) -> float:
+    begun_s = time.monotonic()
+    model = httpx.get(f"{daemon.base}/v1/models").json()["data"][0]["id"]
+    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    reply = httpx.post(f"{daemon.base}/v1/chat/completions", json=body, timeout=60)
+    assert reply.json()["usage"]["completion_tokens"] > 0
+    return time.monotonic() - begun_s
+
+
+def _until(daemon: StartedDaemon, is_wished: Callable[[list[str]], bool]) -> list[str]:
+    """Why the machine is DEGRADED, once that is as wished."""
+    deadline_s = time.monotonic() + 40
+    degraded: list[str]
+    while not is_wished(degraded := daemon.status()["degraded"]):
+        assert time.monotonic() < deadline_s, degraded
+        time.sleep(0.1)
+    return degraded
 
 
 def _layers(instance: dict[str, object]) -> list[tuple[str, int]]:

@@ -1,10 +1,10 @@
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
 from planners.absence import NOBODY, absences, remembered
-from planners.hardware import Absence, Device, DeviceKind
+from planners.hardware import Absence, Device, DeviceId, DeviceKind
 from planners.settings import DeviceRule
 from tests.fakes.machines import LLVMPIPE, nvidia
 
@@ -18,9 +18,14 @@ def rule(name: str, *, use: bool | None = None, limit_bytes: int | None = None) 
 
 
 def missing(
-    devices: Sequence[Device], *rules: DeviceRule, before: Sequence[Device] = (), told: str = ""
+    devices: Sequence[Device],
+    *rules: DeviceRule,
+    before: Sequence[Device] = (),
+    told: str = "",
+    silent: Mapping[DeviceId, str] = {},
 ) -> tuple[Absence, ...]:
-    return absences(devices, rules=rules, seen=remembered({}, before), told=(told,) if told else ())
+    notes = (told,) if told else ()
+    return absences(devices, rules=rules, seen=remembered({}, before), told=notes, silent=silent)
 
 
 def test_a_card_that_was_here_and_is_gone_is_missing_for_the_reason_its_source_gave() -> None:
@@ -66,3 +71,26 @@ def test_a_card_that_left_and_has_a_rule_is_missing_once() -> None:
 )
 def test_what_was_never_wanted_here_is_not_missed(device: Device) -> None:
     assert missing([], before=[device]) == ()
+
+
+@pytest.mark.parametrize("rules", [(), (rule("rpc:10.0.0.2:50052", limit_bytes=1),)])
+def test_a_configured_server_that_is_silent_is_missing_once_for_its_own_reason(
+    rules: tuple[DeviceRule, ...],
+) -> None:
+    server = remote("10.0.0.2:50052")
+    why = {server.device_id: "cannot be reached (Connection refused)"}
+
+    (absent,) = missing([server], *rules, told="another source's trouble", silent=why)
+
+    assert absent == Absence(server.name, "cannot be reached (Connection refused)")
+
+
+def test_a_silent_server_that_nobody_is_to_use_is_not_missing() -> None:
+    server = replace(remote("10.0.0.2:50052"), use=False)
+
+    assert missing([server], silent={server.device_id: "no answer within 2 s"}) == ()
+
+
+def remote(server: str) -> Device:
+    name = f"RPC server {server}"
+    return Device(DeviceId(f"rpc:{server}"), DeviceKind.REMOTE, name, (), None, None)

@@ -185,7 +185,18 @@ async def test_a_server_that_does_not_answer_is_no_card_without_an_engine(
     assert [device.kind for device in profile.devices] == [DeviceKind.DISCRETE, DeviceKind.REMOTE]
     assert not here.watch.is_due()
     assert not here.watch.appeared.is_set()
-    assert not await here.events()
+    assert [kind for kind, _ in await here.events()] == ["machine.degraded"]
+
+
+async def test_a_missing_server_alone_has_no_engine_asked_anew(
+    machine: Callable[..., Machine],
+) -> None:
+    rules = replace(RULES, rpc_servers=(f"127.0.0.1:{free_port()}",))
+    here = machine(rules=rules, relook_s=0.0)
+
+    assert (await here.watch.profile()).is_degraded
+
+    assert not here.watch.is_due()
 
 
 def test_this_machines_sleep_is_counted_and_only_grows() -> None:

@@ -1,6 +1,7 @@
 import asyncio
-from collections.abc import Iterator
-from contextlib import ExitStack
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from planners.backends import Engine
 from planners.hardware import DeviceKind
 from planners.sizes import GIB
-from supervisor.devices.rpc import RpcServers
+from supervisor.devices.rpc import Remote, RpcServers
+from supervisor.devices.rpc_protocol import CAPS_BYTES, HELLO, LENGTH
 from supervisor.quickstart import packaged_engine
 from tests.fakes.rpc_servers import RpcServer, free_port, rpc_server
 
@@ -119,4 +121,127 @@ async def test_a_server_that_dies_is_seen_at_once_where_somebody_asks_for_it(
     remote = await servers.look()
 
     assert young.notes == ()
+    assert [device_id for device_id, _ in remote.silent] == [f"rpc:{two[0].address}"]
     assert [d.engine_names for d in remote.devices] == [(), (("vulkan", "RPC0"),)]
+
+
+async def test_a_server_that_never_answers_holds_up_no_look_and_no_other_server(
+    engine: Engine, two: tuple[RpcServer, RpcServer]
+) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as hung:
+        address = f"127.0.0.1:{hung.getsockname()[1]}"
+        servers = RpcServers()
+        servers.adopt([address, two[0].address], (engine,))
+
+        async with attended(servers) as until:
+            first = await servers.look()
+            remote = await until(lambda remote: not any("only just" in n for n in remote.notes))
+
+    assert not [server for server, _ in first.silent if server == f"rpc:{address}"]
+    assert [d.engine_names for d in remote.devices] == [(), (("vulkan", "RPC0"),)]
+    ((device_id, why),) = remote.silent
+    assert device_id == f"rpc:{address}"
+    assert "does not answer" in why
+
+
+async def test_an_answer_that_comes_late_is_news(
+    engine: Engine, two: tuple[RpcServer, RpcServer]
+) -> None:
+    server = two[0]
+    host, _, port = server.address.rpartition(":")
+    servers = RpcServers()
+    servers.adopt([server.address], (engine,))
+
+    with closing(socket.create_connection((host, int(port)))) as client:
+        client.sendall(bytes((HELLO,)) + LENGTH.pack(CAPS_BYTES) + bytes(CAPS_BYTES))
+        assert client.recv(64)
+        async with attended(servers) as until:
+            busy = await until(lambda remote: bool(remote.silent))
+            client.close()
+            free = await until(lambda remote: not remote.notes)
+
+    assert [d.engine_names for d in busy.devices] == [()]
+    assert [d.engine_names for d in free.devices] == [(("vulkan", "RPC0"),)]
+    assert server.process.poll() is None
+
+
+async def test_a_server_that_dies_is_known_at_the_look_that_asks_for_it_and_its_return_is_news(
+    engine: Engine, two: tuple[RpcServer, RpcServer]
+) -> None:
+    server = two[0]
+    servers = RpcServers()
+    servers.adopt([server.address], (engine,))
+
+    async with attended(servers) as until:
+        await until(lambda remote: not remote.notes)
+        server.kill()
+        servers.look_again()
+        gone = await servers.look()
+        with rpc_server(port=int(server.address.rpartition(":")[2])):
+            servers.look_again()
+            back = await until(lambda remote: not remote.silent)
+
+    assert [device_id for device_id, _ in gone.silent] == [f"rpc:{server.address}"]
+    assert [d.engine_names for d in back.devices] == [(("vulkan", "RPC0"),)]
+
+
+async def test_a_server_that_works_for_a_child_of_ours_keeps_its_last_answer(
+    engine: Engine, two: tuple[RpcServer, RpcServer]
+) -> None:
+    server = two[0]
+    host, _, port = server.address.rpartition(":")
+    servers = RpcServers()
+    servers.adopt([server.address], (engine,))
+
+    async with attended(servers) as until:
+        await until(lambda remote: not remote.notes)
+        with closing(socket.create_connection((host, int(port)))) as child:
+            child.sendall(bytes((HELLO,)) + LENGTH.pack(CAPS_BYTES) + bytes(CAPS_BYTES))
+            assert child.recv(64)
+            servers.leave_alone([server.address])
+            servers.look_again()
+            remote = await servers.look()
+
+    assert remote.silent == ()
+    assert [d.engine_names for d in remote.devices] == [(("vulkan", "RPC0"),)]
+
+
+async def test_a_server_of_another_protocol_is_named_with_it(engine: Engine) -> None:
+    async def newer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            if await reader.read(1 + LENGTH.size + CAPS_BYTES):
+                writer.write(LENGTH.pack(4 + CAPS_BYTES) + bytes((99, 1, 2, 0)) + bytes(CAPS_BYTES))
+                await reader.readexactly(1 + LENGTH.size)
+                writer.write(LENGTH.pack(4) + (1).to_bytes(4, "little"))
+                await reader.readexactly(1 + LENGTH.size + 4)
+                writer.write(LENGTH.pack(16) + bytes(16))
+
+    async with await asyncio.start_server(newer, "127.0.0.1", 0) as other:
+        servers = RpcServers()
+        servers.adopt([f"127.0.0.1:{other.sockets[0].getsockname()[1]}"], (engine,))
+
+        remote = await servers.look()
+
+    ((_, why),) = remote.silent
+    assert why == "it speaks RPC protocol 99.1.2, which no engine here does"
+
+
+Until = Callable[[Callable[[Remote], bool]], Awaitable[Remote]]
+
+
+@asynccontextmanager
+async def attended(servers: RpcServers) -> AsyncIterator[Until]:
+    """Servers that are asked on; gives what waits, woken by news, for a look that is as wished."""
+    news = asyncio.Event()
+
+    async def look_until(is_wished: Callable[[Remote], bool]) -> Remote:
+        while not is_wished(remote := await servers.look()):
+            await news.wait()
+            news.clear()
+        return remote
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(servers.attend(news.set))
+        await asyncio.sleep(0)  # it begins
+        yield look_until
+        asking.cancel()
