@@ -12,11 +12,11 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import mkdtemp
 
 import psutil
 import structlog
@@ -90,6 +90,7 @@ def _prepared(config: Config, manager: ServiceManager, held: ExitStack) -> tuple
     admin = held.enter_context(listen_privately(admin_socket))
     held.callback(admin_socket.unlink, missing_ok=True)
     ground = clear_ground(runtime, held)
+    _keep_temporary_files_in(ground.run_dir, held)
     return Doors(public, admin), replace(ground, preflights=state / "preflights.json")
 
 
@@ -117,11 +118,20 @@ def clear_ground(runtime: Path, held: ExitStack) -> Ground:
     for found in runtime.glob(f"{RUN_PREFIX}*"):
         if not _is_in_use(found):
             shutil.rmtree(found, ignore_errors=True)
-    run_dir = Path(mkdtemp(prefix=f"{RUN_PREFIX}{os.getpid()}-", dir=runtime))
+    run_dir = Path(tempfile.mkdtemp(prefix=f"{RUN_PREFIX}{os.getpid()}-", dir=runtime))
     held.callback(shutil.rmtree, run_dir, ignore_errors=True)
     cwd = run_dir / "cwd"
     cwd.mkdir(mode=0o500)
     return Ground(run_dir=run_dir, cwd=cwd, environ=dict(os.environ))
+
+
+def _keep_temporary_files_in(run_dir: Path, held: ExitStack) -> None:
+    """Have what trials and dry runs make in passing end where the next daemon clears up.
+
+    Elsewhere it would outlive a SIGKILL for ever. Children are not told: what they make is theirs.
+    """
+    held.callback(setattr, tempfile, "tempdir", tempfile.tempdir)
+    tempfile.tempdir = str(run_dir)
 
 
 def _is_in_use(run_dir: Path) -> bool:

@@ -6,7 +6,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from scripts.started_daemon import DaemonTrouble, StartedDaemon
+from scripts.started_daemon import DaemonTrouble, StartedDaemon, started_daemon
 
 MODEL = "SmolLM2-135M-Instruct.Q4_1"
 ANSWER_S = 180.0  # a software Vulkan driver first compiles its shaders
@@ -118,6 +120,46 @@ def test_after_kill_9_the_next_daemon_starts_in_the_same_folder(start: Any) -> N
             process.terminate()
 
     assert answered == 200
+
+
+def test_kill_9_in_mid_trial_leaves_nothing_that_the_next_daemon_does_not_clear(
+    model_dir: Path,
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="ios-") as name:
+        folder = Path(name)
+        trial = folder / "trial"
+        engine = folder / "llama-server"
+        engine.write_text(
+            f"#!/bin/sh\npwd > {trial}.new && mv {trial}.new {trial}\nexec sleep 60\n"
+        )
+        engine.chmod(0o755)
+        (folder / "tmp").mkdir()
+        config = f'[backends.slow]\npath = "{engine}"\n'
+        environ = {"TMPDIR": str(folder / "tmp")}
+
+        def left_by_a_killed_daemon() -> Path:
+            trial.unlink(missing_ok=True)
+            with started_daemon(
+                folder, model_dirs=[model_dir], config=config, environ=environ
+            ) as daemon:
+                until(trial.exists)
+                daemon.process.kill()
+            return Path(trial.read_text().strip())
+
+        first = left_by_a_killed_daemon()
+        assert first.is_relative_to(folder / "run")
+        assert first.exists()
+        left_by_a_killed_daemon()
+
+        assert not first.parent.exists()
+        assert list((folder / "tmp").iterdir()) == []
+
+
+def until(is_wished: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 30
+    while not is_wished():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
 
 
 def test_a_taken_port_is_one_line_that_names_the_holder_and_the_option(start: Any) -> None:
