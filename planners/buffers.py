@@ -14,6 +14,7 @@ from planners.plan import DeviceBytes, LaunchPlan
 from planners.rpc import device_of_buffer
 
 _MIB = 1 << 20
+_MAPPED, _REPACKED = "CPU_Mapped", "CPU_REPACK"
 # Bounded repeats: a child's log is not ours to trust.
 _LINE = re.compile(
     r"(?:^|\s)(\w{1,64}): {1,32}(\S{1,160}) {1,8}(model|KV|RS|output|compute) buffer size = {0,16}"
@@ -55,11 +56,13 @@ def parse_buffer_line(line: str) -> BufferLine | None:
 def measured(lines: Iterable[BufferLine], plan: LaunchPlan) -> tuple[DeviceBytes, ...]:
     """What the child reported, per device of the plan and HOST, those without a buffer left out.
 
-    Lines add up, except that a compute or output buffer that is reserved anew replaces the former.
+    Lines add up, except that a compute or output buffer that is reserved anew replaces the former,
+    and that of mapped weights only what the host reads counts.
     """
     names = {name: device_id for device_id, name, _ in plan.devices}
     latest: dict[tuple[DeviceId, str, BufferKind], int] = {}
     totals: Counter[tuple[DeviceId, BufferKind]] = Counter()
+    spans: Counter[str] = Counter()
     for line in lines:
         device_id = _owner(line.device, names)
         if line.kind in (BufferKind.COMPUTE, BufferKind.OUTPUT):
@@ -68,10 +71,31 @@ def measured(lines: Iterable[BufferLine], plan: LaunchPlan) -> tuple[DeviceBytes
             latest[key] = line.n_bytes
         else:
             totals[device_id, line.kind] += line.n_bytes
+            spans[line.device] += line.n_bytes if line.kind is BufferKind.MODEL else 0
+    if plan.predicted and (unread := _unread_bytes(spans, totals, plan)):
+        totals[HOST, BufferKind.MODEL] -= unread
     seen = dict.fromkeys(device_id for device_id, _ in totals)
     ordered = [device_id for device_id in (HOST, *names.values()) if device_id in seen]
     others = [device_id for device_id in seen if device_id not in ordered]
     return tuple(_summed(device_id, totals) for device_id in (*ordered, *others))
+
+
+def _unread_bytes(
+    spans: Counter[str], totals: Counter[tuple[DeviceId, BufferKind]], plan: LaunchPlan
+) -> int:
+    """Bytes of logged mapped weights that the host has no use for once the model is loaded.
+
+    A file is mapped, and logged, from its first host tensor to its last, with the devices' tensors
+    between them (llama-model-loader.cpp, get_mapping_range), and with those that were
+    repacked into a buffer of their own. Such pages are the page cache's, clean and reclaimable.
+    """
+    of_devices = sum(
+        n_bytes
+        for (device_id, kind), n_bytes in totals.items()
+        if kind is BufferKind.MODEL and device_id != HOST
+    )
+    of_host = sum(part.weights_bytes for part in plan.predicted) - of_devices
+    return max(0, spans[_MAPPED] - max(0, of_host - spans[_REPACKED]))
 
 
 def _owner(device: str, names: dict[str, DeviceId]) -> DeviceId:

@@ -53,6 +53,21 @@ def test_a_model_is_split_over_three_servers_as_planned(
             assert abs(part["measured_bytes"] - part["predicted_bytes"]) < 8 * MIB
 
 
+def test_the_host_holds_what_was_planned_of_a_mapped_file_beside_two_servers(
+    start: Start, three: list[RpcServer]
+) -> None:
+    text = config(three[:2], limit_mib=45)  # too little for all layers
+    daemon = start(config=text, environ={"GGML_VK_VISIBLE_DEVICES": ""})
+    model = httpx.get(f"{daemon.base}/v1/models").json()["data"][0]["id"]
+
+    assert daemon.ctl("load", model).returncode == 0
+
+    (instance,) = daemon.status()["instances"]
+    assert 0 < sum(layers for _, layers in _layers(instance)) < 31
+    for part in instance["memory"]:
+        assert abs(part["measured_bytes"] - part["predicted_bytes"]) < MIB
+
+
 def test_a_dead_server_is_named_and_the_model_goes_where_it_still_can(
     start: Start, three: list[RpcServer]
 ) -> None:

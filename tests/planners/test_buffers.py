@@ -77,6 +77,34 @@ def test_buffers_are_summed_per_device_and_the_last_reservation_counts() -> None
     )
 
 
+def test_of_a_mapped_file_the_host_has_what_no_device_took() -> None:
+    # SmolLM2 over two remote devices, as logged: the file is mapped from its first host tensor on.
+    one, other = DeviceId("rpc:127.0.0.1:50681"), DeviceId("rpc:127.0.0.1:47643")
+    weights = {HOST: mib(56.16), one: mib(27.50), other: mib(37.18)}
+    predicted = tuple(DeviceBytes(device, n_bytes, 0, 0) for device, n_bytes in weights.items())
+    devices = ((one, "RPC0", 13), (other, "RPC1", 5))
+    logged = [
+        BufferLine("load_tensors", "CPU_Mapped", BufferKind.MODEL, mib(92.10)),
+        BufferLine("load_tensors", "RPC0[127.0.0.1:50681]", BufferKind.MODEL, mib(27.50)),
+        BufferLine("load_tensors", "RPC0[127.0.0.1:47643]", BufferKind.MODEL, mib(35.18)),
+    ]
+
+    found = measured(logged, replace(planned(24), devices=devices, predicted=predicted))
+
+    # What a device was to have and did not take is the host's.
+    assert found[0] == DeviceBytes(HOST, mib(56.16) + mib(37.18) - mib(35.18), 0, 0)
+
+
+def test_weights_repacked_for_the_processor_are_not_counted_in_the_mapped_file_too() -> None:
+    plan = replace(planned(), predicted=(DeviceBytes(HOST, mib(92.10), 0, 0),))
+    logged = [
+        BufferLine("load_tensors", "CPU_Mapped", BufferKind.MODEL, mib(92.10)),
+        BufferLine("load_tensors", "CPU_REPACK", BufferKind.MODEL, mib(60)),
+    ]
+
+    assert measured(logged, plan) == (DeviceBytes(HOST, mib(92.10), 0, 0),)
+
+
 def test_a_child_on_the_processor_has_only_host_buffers() -> None:
     log = LOG.replace("CUDA0", "  CPU").replace("CUDA_Host", "CPU")
 
