@@ -17,7 +17,7 @@ import socket
 import struct
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Never
 
@@ -84,11 +84,8 @@ async def greeting_of(server: str) -> Greeting:
 async def _turn_of(server: str) -> None:
     """Return once the server was free to serve us. We queue with our end closed."""
     async with _connection(server) as (reader, writer):
-        try:
-            writer.write_eof()
-            await reader.read(1)
-        except OSError as exc:
-            raise ServerSilent(server=server, why=_lost(exc)) from exc
+        writer.write_eof()
+        await reader.read(1)
 
 
 async def _talk(server: str, caps_bytes: int) -> Greeting | None:
@@ -104,8 +101,6 @@ async def _talk(server: str, caps_bytes: int) -> Greeting | None:
             devices = await _devices(server, reader, writer)
         except asyncio.IncompleteReadError as exc:
             return None if not exc.partial else _not_ours(server)
-        except OSError as exc:
-            raise ServerSilent(server=server, why=_lost(exc)) from exc
         linger(socket.SOL_SOCKET, socket.SO_LINGER, _FIN_AT_CLOSE)  # nothing is owed any more
         return Greeting((told[0], told[1], told[2]), devices)
 
@@ -138,13 +133,9 @@ def _not_ours(server: str) -> Never:
     raise ServerSilent(server=server, why=why)
 
 
-def _lost(exc: OSError) -> str:
-    return f"the connection was lost ({exc.strerror or exc})"
-
-
 @asynccontextmanager
 async def _connection(server: str) -> AsyncIterator[tuple[StreamReader, StreamWriter]]:
-    """A connection, dropped with the block. Raises ServerSilent where none comes about."""
+    """A connection, dropped with the block. Raises ServerSilent where none comes about or stays."""
     host, _, port = server.rpartition(":")
     try:
         async with asyncio.timeout(CONNECT_S):
@@ -160,8 +151,12 @@ async def _connection(server: str) -> AsyncIterator[tuple[StreamReader, StreamWr
     try:
         _keep_alive(writer)
         yield reader, writer
+    except (OSError, RuntimeError) as exc:  # the latter is uvloop's for a transport that is closed
+        raise ServerSilent(server=server, why=f"the connection was lost ({exc})") from exc
     finally:
         writer.transport.abort()
+        with suppress(OSError):  # how the connection ended was told already
+            await writer.wait_closed()
 
 
 def _keep_alive(writer: StreamWriter) -> None:
