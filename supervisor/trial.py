@@ -109,7 +109,8 @@ async def list_devices(
 ) -> tuple[EngineDevice, ...]:
     """The devices the engine sees at this moment; () means CPU only. Raises TrialFailed.
 
-    Those of `rpc_server`, a ggml-rpc-server's HOST:PORT, come before its own.
+    Those of `rpc_server`, HOST:PORT, come before its own. Not for a real ggml-rpc-server: an engine
+    that is killed in its queue ends it (see supervisor.devices.rpc_protocol).
     """
     rpc = () if rpc_server is None else ("--rpc", rpc_server)
     return parse_devices(await _ask(engine, *rpc, "--list-devices", limit_s=limit_s))

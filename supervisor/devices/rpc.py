@@ -108,7 +108,10 @@ class RpcServers:
 
     def leave_alone(self, servers: Iterable[str]) -> None:
         """Ask none of these until called again: children of ours are their clients."""
-        self._in_use = frozenset(servers)
+        in_use = frozenset(servers)
+        if in_use != self._in_use:
+            self._in_use = in_use
+            self._poked.set()  # who was left alone until now may be due
 
     def look_again(self) -> None:
         """Have the next look wait a moment for better answers than the last, however young."""
