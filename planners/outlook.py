@@ -1,6 +1,6 @@
 """A plan with what explains it: its machine, its engine, and what more memory would bring. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from planners.backends import Engine
@@ -8,9 +8,11 @@ from planners.hardware import HOST, Device, DeviceId, HardwareProfile
 from planners.model import ServedModel
 from planners.placement import plan_launch
 from planners.plan import LaunchPlan, Shortfall
+from planners.reconcile import taken
 from planners.settings import PlacementRules
 from planners.sizes import GIB
 from planners.speed import NOTHING_LEARNED, NOTICED, Learned, format_rate
+from planners.view import Observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,11 @@ class Surroundings:
     held: Mapping[DeviceId, int]
     learned: Learned = NOTHING_LEARNED
     """Rates of that machine's devices, as served requests showed them."""
+
+    def beside(self, others: Iterable[Observed], hardware: HardwareProfile) -> "Surroundings":
+        """The same with what running instances have of the machine."""
+        theirs = taken(hardware, others)
+        return replace(self, promised=theirs.promised, held=theirs.held)
 
 
 def outlook(served: ServedModel, hardware: HardwareProfile, around: Surroundings) -> Outlook:

@@ -59,6 +59,8 @@ class Stop:
 
     instance_id: InstanceId
     reason: str
+    room_for: ModelId | None = None
+    """The model that gets its room; None where it ends on its own account."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +104,25 @@ def reconcile(view: View, *, now_s: float) -> tuple[Action, ...]:
     return stops + tuple(_launches(replace(view, instances=instances), now_s=now_s))
 
 
+def awaits_launch(view: View, *, now_s: float) -> bool:
+    """Whether a launch, or its refusal, has to be thought about; quickly told."""
+    if view.engines is None:
+        return False
+    present = {seen.model_id: seen for seen in view.instances}
+    return any(
+        (seen := present.get(served.model_id)) is None or _is_due(seen, now_s=now_s)
+        for served in wanted(view)
+    )
+
+
 def _stops(view: View, *, now_s: float) -> Iterator[Stop]:
     for seen in view.instances:
-        if seen.state not in _RELEASING and (reason := _why_stop(view, seen, now_s=now_s)):
+        if seen.state not in _RELEASING and (reason := why_stop(view, seen, now_s=now_s)):
             yield Stop(seen.instance_id, reason)
 
 
-def _why_stop(view: View, seen: Observed, *, now_s: float) -> str | None:
+def why_stop(view: View, seen: Observed, *, now_s: float) -> str | None:
+    """Why a running instance is to end on its own account; None where it is not."""
     served = view.models.get(seen.model_id)
     if served is None:
         return "the model is no longer offered"
@@ -154,7 +168,7 @@ def _launches(view: View, *, now_s: float) -> Iterator[Action]:
     leaving = any(seen.state in _RELEASING for seen in view.instances)
     alive = sum(not seen.state.is_down for seen in view.instances)
     ours = taken(view.hardware, view.instances)
-    for served in _wanted(view):
+    for served in wanted(view):
         seen = present.get(served.model_id)
         if seen is not None and not _is_due(seen, now_s=now_s):
             if seen.state is InstanceState.FAILED and seen.waiting:
@@ -172,7 +186,7 @@ def _launches(view: View, *, now_s: float) -> Iterator[Action]:
                 leaving = leaving or bool(evictions)
 
 
-def _wanted(view: View) -> list[ServedModel]:
+def wanted(view: View) -> list[ServedModel]:
     """Models that somebody waits for, then pinned ones; the longest wait first."""
 
     def rank(served: ServedModel) -> tuple[float, str]:
@@ -241,7 +255,7 @@ def _planned(
     )
 
 
-def _evictable(view: View) -> list[Observed]:
+def evictable(view: View) -> list[Observed]:
     """Idle, unpinned, unasked-for instances, the longest idle first."""
     return sorted(
         (
@@ -250,7 +264,8 @@ def _evictable(view: View) -> list[Observed]:
             if seen.state is InstanceState.READY
             and seen.idle_since_s is not None
             and not seen.waiting
-            and not view.models[seen.model_id].settings.pin
+            and (served := view.models.get(seen.model_id)) is not None
+            and not served.settings.pin
         ),
         key=lambda seen: seen.idle_since_s or 0.0,
     )
@@ -258,26 +273,26 @@ def _evictable(view: View) -> list[Observed]:
 
 def _could_free(view: View) -> Counter[DeviceId]:
     freed: Counter[DeviceId] = Counter()
-    for seen in _evictable(view):
+    for seen in evictable(view):
         freed.update(_candidate(seen).frees)
     return freed
 
 
 def _make_room_by_count(view: View, served: ServedModel) -> tuple[Stop, ...]:
-    idle = _evictable(view)[:1]
+    idle = evictable(view)[:1]
     reason = f"to load {served.model_id}: {view.settings.max_loaded} models at once is the limit"
-    return tuple(Stop(seen.instance_id, reason) for seen in idle)
+    return tuple(Stop(seen.instance_id, reason, served.model_id) for seen in idle)
 
 
 def _make_room(view: View, served: ServedModel, shortfall: Shortfall) -> tuple[Stop, ...]:
     """The evictions that close a shortfall; () where none would."""
-    chosen = victims([_candidate(seen) for seen in _evictable(view)], shortfall)
+    chosen = victims([_candidate(seen) for seen in evictable(view)], shortfall)
     reason = f"to make room for {served.model_id}: {shortfall.reason}"
-    return tuple(Stop(instance_id, reason) for instance_id in chosen)
+    return tuple(Stop(instance_id, reason, served.model_id) for instance_id in chosen)
 
 
 def _wait_or_refuse(view: View, served: ServedModel, shortfall: Shortfall) -> Refuse | tuple[()]:
-    idle = _evictable(view)
+    idle = evictable(view)
     if any(not seen.state.is_down and seen not in idle for seen in view.instances):
         return ()  # a busy or loading one may still give its memory back; the wait is bounded
     if served.model_id not in view.demand:

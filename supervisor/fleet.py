@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from math import inf
 from time import monotonic
 
@@ -17,9 +18,9 @@ from planners.hardware import HardwareProfile
 from planners.learning import Exchange, learned_from
 from planners.model import BrokenFile, ModelId, ServedModel
 from planners.other_machine import engines_there
-from planners.outlook import Outlook, Surroundings, outlook
+from planners.outlook import Outlook, Surroundings
 from planners.plan import InstanceId, LaunchPlan
-from planners.reconcile import Action, Refuse, Restart, Start, Stop, reconcile, taken
+from planners.reconcile import Action, Refuse, Restart, Start, Stop
 from planners.speed import NOTHING_LEARNED
 from planners.view import Observed, View
 from supervisor.catalogue import Catalogue
@@ -28,6 +29,7 @@ from supervisor.errors import SupervisorError
 from supervisor.instance import Instance, Shop
 from supervisor.journal import Journal
 from supervisor.lease import Lease, LeaseBook, ModelUnavailable, Usage, WaitTimedOut
+from supervisor.planner import Planner
 from supervisor.preflight import PreflightCache, Preflights
 from supervisor.probe import HardwareProbe, HostUnread
 from supervisor.watch import DeviceWatch
@@ -65,6 +67,7 @@ class Fleet:
         self._learned = NOTHING_LEARNED
         self._woken = asyncio.Event()
         self._stopping = asyncio.Event()
+        self._planner = Planner(changed=self.look)
         self._preflights = Preflights(
             PreflightCache(ground.preflights),
             environ=ground.environ,
@@ -85,7 +88,7 @@ class Fleet:
 
     async def run(self) -> None:
         """Look and act until stop() was called and every child is reaped."""
-        async with asyncio.TaskGroup() as tasks:
+        async with self._planner, asyncio.TaskGroup() as tasks:
             asking = tasks.create_task(self._probe.attend(self.look), name="rpc servers")
             loop = tasks.create_task(self._look_forever(tasks), name="fleet loop")
             await self._stopping.wait()
@@ -129,6 +132,9 @@ class Fleet:
         """Every instance as it is now."""
         return tuple(map(self._seen, self._instances.values()))
 
+    def _of(self, model_id: ModelId) -> list[Instance]:
+        return [i for i in self._instances.values() if i.model_id == model_id]
+
     def _seen(self, instance: Instance) -> Observed:
         seen = instance.observe()
         served = self._catalogue.models.get(seen.model_id)
@@ -167,18 +173,14 @@ class Fleet:
 
     def unload(self, model_id: ModelId) -> bool:
         """Drain and stop the model's instances; False where none ran."""
-        ours = [i for i in self._instances.values() if i.model_id == model_id]
+        ours = self._of(model_id)
         for instance in ours:
             instance.stop("unload was asked for", drain_s=self._desired.settings.finish_s)
         return bool(ours)
 
     def retry(self, model_id: ModelId) -> bool:
         """Forget a failed instance: the next request launches anew. False where none failed."""
-        failed = [
-            instance
-            for instance in self._instances.values()
-            if instance.model_id == model_id and instance.observe().state.is_down
-        ]
+        failed = [i for i in self._of(model_id) if i.observe().state.is_down]
         for instance in failed:
             instance.stop("retry was asked for", drain_s=0.0)
         return bool(failed)
@@ -188,19 +190,16 @@ class Fleet:
     ) -> Outlook:
         """How the model would be launched beside what runs now, on fresh numbers.
 
-        With `elsewhere`: alone on that machine. Raises HostUnread.
+        With `elsewhere`: alone on that machine. Raises HostUnread, PlanTookTooLong, Stopping.
         """
-        here = self._desired.engines or ()
+        here, rules = self._desired.engines or (), self._desired.rules
         if elsewhere is not None:
-            engines = engines_there(elsewhere, here=here)
-            return outlook(served, elsewhere, Surroundings(engines, self._desired.rules, {}, {}))
+            around = Surroundings(engines_there(elsewhere, here=here), rules, {}, {})
+            return await self._planner.outlook(served, elsewhere, around)
         profile = await self.profile()
         others = [seen for seen in self.running() if seen.model_id != served.model_id]
-        ours = taken(profile, others)
-        around = Surroundings(
-            here, self._desired.rules, ours.promised, ours.held, learned=self._learned
-        )
-        return outlook(served, profile, around)
+        around = Surroundings(here, rules, {}, {}, learned=self._learned).beside(others, profile)
+        return await self._planner.outlook(served, profile, around)
 
     async def profile(self) -> HardwareProfile:
         """The machine on fresh numbers. Raises HostUnread."""
@@ -211,10 +210,7 @@ class Fleet:
 
     def log_lines(self, model_id: ModelId, n: int) -> tuple[str, ...]:
         """Up to `n` newest lines of the log of the model's child."""
-        for instance in self._instances.values():
-            if instance.model_id == model_id:
-                return instance.log_lines(n)
-        return ()
+        return next((instance.log_lines(n) for instance in self._of(model_id)), ())
 
     @property
     def card_appeared(self) -> asyncio.Event:
@@ -253,9 +249,8 @@ class Fleet:
 
     def _remember_keep_alive(self, model_id: ModelId, keep_alive_s: float) -> None:
         self._keep_alive_s[model_id] = keep_alive_s
-        for instance in self._instances.values():
-            if instance.model_id == model_id:
-                instance.keep_alive_s = keep_alive_s
+        for instance in self._of(model_id):
+            instance.keep_alive_s = keep_alive_s
 
     def _learn(self, seen: Observed, usage: Usage) -> None:
         """Take an exchange that had its child to itself into the rates of the devices."""
@@ -277,20 +272,23 @@ class Fleet:
 
     async def _look_forever(self, tasks: asyncio.TaskGroup) -> None:
         while True:
-            for action in await self._decide():
+            for action in await self._decided():
                 self._begin(action, tasks)
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await self._woken.wait()
             self._woken.clear()
 
-    async def _decide(self) -> tuple[Action, ...]:
+    async def _decided(self) -> tuple[Action, ...]:
         """What to do now; launches and refusals are decided on a fresh profile."""
-        profile = await self._read_profile(max_age_s=PROFILE_S)
-        if profile is None or not reconcile(self._view(profile), now_s=monotonic()):
-            return ()
-        profile = await self._read_profile(max_age_s=FRESH_S) or profile
-        return reconcile(self._view(profile), now_s=monotonic())
+        for max_age_s in (PROFILE_S, FRESH_S):
+            profile = await self._read_profile(max_age_s=max_age_s)
+            if profile is None:
+                return ()
+            actions = await self._planner.decided(partial(self._view, profile))
+            if not actions:
+                return ()
+        return actions
 
     async def _read_profile(self, *, max_age_s: float) -> HardwareProfile | None:
         """The machine, read again when the last reading is older; None where it never could be."""
@@ -313,7 +311,9 @@ class Fleet:
             models=self._catalogue.models,
             instances=self.running(),
             demand=self._book.demand(now_s=monotonic()),
-            hardware=self._preflights.reserved(profile, is_waiting=self._book.waiting),
+            hardware=self._preflights.reserved(
+                self._profile or profile, is_waiting=self._book.waiting
+            ),
             engines=self._desired.engines,
             rules=self._desired.rules,
             settings=self._desired.settings,
@@ -395,6 +395,5 @@ class Fleet:
 
     def _forget_keep_alive(self, model_id: ModelId) -> None:
         """What callers wished for ends with the instance, unless somebody already waits anew."""
-        present = any(i.model_id == model_id for i in self._instances.values())
-        if not present and not self._book.waiting(model_id):
+        if not self._of(model_id) and not self._book.waiting(model_id):
             self._keep_alive_s.pop(model_id, None)
