@@ -14,6 +14,8 @@ from planners.sizes import GIB
 from planners.speed import NOTHING_LEARNED, NOTICED, Learned, format_rate
 from planners.view import Observed
 
+MOST_TRIED = 5  # devices: each takes a plan of its own
+
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
@@ -86,11 +88,18 @@ def _one_more_gib(
 
 
 def _roomier(hardware: HardwareProfile) -> Iterator[tuple[str, HardwareProfile]]:
-    """The machine with one more GiB, once on each device of its own memory and once on the host."""
-    for device in hardware.devices:
-        if device.use and device.engine_names and not device.shares_host:
-            others = (_more(d) if d is device else d for d in hardware.devices)
-            yield device.name, replace(hardware, devices=tuple(others))
+    """The machine with one more GiB, once on each device of its own memory and once on the host.
+
+    Of devices that are alike one is tried, and of all the MOST_TRIED largest ones.
+    """
+    own = [d for d in hardware.devices if d.use and d.engine_names and not d.shares_host]
+    alike: dict[object, list[Device]] = {}
+    for device in sorted(own, key=lambda d: -(d.total_bytes or 0)):
+        alike.setdefault(_kind(device), []).append(device)
+    for first, *others in list(alike.values())[:MOST_TRIED]:
+        devices = tuple(_more(d) if d is first else d for d in hardware.devices)
+        name = f"{first.name} or one of {len(others)} like it" if others else first.name
+        yield name, replace(hardware, devices=devices)
     host = hardware.host
     more = replace(
         host,
@@ -101,6 +110,13 @@ def _roomier(hardware: HardwareProfile) -> Iterator[tuple[str, HardwareProfile]]
     )
     sharing = tuple(_more(d) if d.shares_host else d for d in hardware.devices)
     yield HOST, replace(hardware, host=more, devices=sharing)
+
+
+def _kind(device: Device) -> object:
+    """Equal where a GiB more on one device brings what it brings on another."""
+    backends = tuple(backend for backend, _ in device.engine_names)
+    alike = replace(device, device_id=DeviceId(""), name="", engine_names=())
+    return alike, backends, device.is_loopback
 
 
 def _more(device: Device) -> Device:

@@ -26,6 +26,7 @@ from planners.layout.asked import (
 from planners.layout.budget import Budget, Budgets, budgets, emptied, freed
 from planners.layout.explanation import explained
 from planners.layout.layer_split import Layout, Splitter, companion_device
+from planners.layout.measures import Measures
 from planners.layout.placed import Placed, fastest
 from planners.layout.prompt_cache import prompt_cache
 from planners.layout.threads import n_threads
@@ -91,7 +92,9 @@ def attempt_launch(
         promised,
         held,
         n_threads=threads,
-        rates=rates(hardware, n_threads=threads, learned=learned),
+        measures=Measures(
+            served.info, rates(hardware, n_threads=threads, learned=learned), served.draft
+        ),
         allows_cpu_fallback=rules.allows_cpu_fallback,
     )
     ranked = preferred(engines, order=rules.backends)
@@ -125,13 +128,18 @@ class _Search:
     promised: Mapping[DeviceId, int]
     held: Mapping[DeviceId, int]
     n_threads: int
-    rates: Rates
+    measures: Measures
     allows_cpu_fallback: bool
 
     @property
     def info(self) -> ModelInfo:
         """The model's facts."""
         return self.served.info
+
+    @property
+    def rates(self) -> Rates:
+        """Of HOST and of every device."""
+        return self.measures.rates
 
     def modest(self, hardware: HardwareProfile) -> "_Search":
         """The same for another state of the machine, with no context for which to evict others."""
@@ -278,11 +286,9 @@ class _Search:
 
     def _splitter(self, room: Budgets) -> Splitter:
         return Splitter(
-            self.info,
+            self.measures,
             room.devices,
-            rates=self.rates,
             companion_bytes=self._companion_upper_bytes(),
-            draft=self.served.draft,
             host_room_bytes=room.host_bytes,
         )
 
@@ -292,6 +298,8 @@ class _Search:
         for types in self.asked.types if splitter.holds_weights else ():
             for context in self.asked.contexts:
                 for shape in self._shapes(context, types, devices=room.devices):
+                    if not splitter.host_has_room(shape):
+                        continue
                     if (full := splitter.full(shape)) is not None:
                         rival = None if splitter.is_host_slower else splitter.partial(shape)
                         yield _faster(full, rival).shape
@@ -361,6 +369,8 @@ class _Search:
 
     def _drawn(self, placed: Placed) -> Placed:
         """The same with its buffers as the engine reserves them."""
+        if not self.measures.draws_one_more():
+            return placed
         engine, room, shape = placed.engine, placed.room, placed.shape
         return replace(placed, predicted=self._predicted(engine, room, shape, is_drawn=True))
 

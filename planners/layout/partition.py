@@ -1,4 +1,6 @@
-"""The cheapest contiguous blocks of layers over places of unequal size and speed. Exact. Pure.
+"""The cheapest contiguous blocks of layers over places of unequal size and speed. Pure.
+
+Exact up to MOST_EXACT layers; more of them are dealt in runs of neighbours.
 
 A prefix stays on the host, then each place takes one block or none, in order. Dynamic programming
 with a sliding window per place: what a block may begin with only moves on as its end does, so
@@ -10,9 +12,11 @@ import struct
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from math import inf
+
+MOST_EXACT = 192  # the most that unlike layers of a model so far come to is 163, output included
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ def partition(
 
     `host_ps`: cost of each layer on the host, which takes the first `most_on_host` at most.
     """
+    if len(sizes) > MOST_EXACT:
+        return _by_runs(sizes, places, host_ps=host_ps, most_on_host=most_on_host)
     n = len(sizes)
     best: list[float] = [*accumulate(host_ps, initial=0)]
     best[most_on_host + 1 :] = [inf] * (n - most_on_host)
@@ -63,6 +69,29 @@ def partition(
     return Blocks(n_host=end, counts=tuple(reversed(counts)), cost_ps=int(best[n]))
 
 
+def _by_runs(
+    sizes: Sequence[int], places: Sequence[Place], *, host_ps: Sequence[int], most_on_host: int
+) -> Blocks | None:
+    """As `partition`, with runs of layers for layers; the last one, the output, by itself."""
+    length = -(-(len(sizes) - 1) // (MOST_EXACT - 1))
+    ends = [*range(0, len(sizes) - 1, length), len(sizes) - 1, len(sizes)]
+
+    def runs(values: Sequence[int]) -> list[int]:
+        return [sum(values[begin:end]) for begin, end in pairwise(ends)]
+
+    found = partition(
+        runs(sizes),
+        [replace(place, layer_ps=runs(place.layer_ps)) for place in places],
+        host_ps=runs(host_ps),
+        most_on_host=bisect_right(ends, most_on_host) - 1,
+    )
+    if found is None:
+        return None
+    at = [*accumulate(found.counts, initial=found.n_host)]
+    counts = tuple(ends[end] - ends[begin] for begin, end in pairwise(at))
+    return Blocks(n_host=ends[found.n_host], counts=counts, cost_ps=found.cost_ps)
+
+
 def fits(sizes: Sequence[int], rooms: Sequence[int]) -> bool:
     """Whether all layers find room in that order of places: each takes as many as it holds."""
     ends = [*accumulate(sizes, initial=0)]
@@ -78,6 +107,8 @@ def _with(
 ) -> tuple[list[float], list[int]]:
     """The least cost of the first i layers with one more place, and where its block begins."""
     n = len(before)
+    if place.room_bytes < 0:
+        return [inf] * n if place.is_needed else list(before), list(range(n))
     cost = [*accumulate(place.layer_ps, initial=0)]
     saved = [so_far - there for so_far, there in zip(before, cost, strict=True)]
     window: deque[int] = deque()  # beginnings in order, the cheapest first

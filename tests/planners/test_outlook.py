@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from planners.hardware import Device, DeviceId, DeviceKind, HardwareProfile, Host
-from planners.outlook import Outlook, Surroundings, outlook
+from planners.outlook import MOST_TRIED, Outlook, Surroundings, outlook
 from planners.plan import LaunchPlan, Shortfall
 from planners.sizes import GIB
 from planners.speed import Learned
@@ -92,3 +92,20 @@ def test_a_server_on_this_very_machine_has_no_memory_of_its_own_to_grow() -> Non
 
     assert server.shares_host
     assert [each.partition(":")[0] for each in sentences] == ["1 GiB more on host"]
+
+
+def test_of_cards_that_are_alike_one_is_asked_about() -> None:
+    found = looked(nvidia(0, 2.0), nvidia(1, 2.0), context=4096)
+
+    (sentence,) = found.one_more_gib
+    assert sentence.startswith("1 GiB more on card 0 of 2 GiB or one of 1 like it: ")
+
+
+def test_of_many_cards_the_largest_are_asked_about() -> None:
+    cards = [nvidia(i, 1 + i / 16) for i in range(MOST_TRIED + 2)]
+    around = replace(AROUND, engines=(CUDA,))
+
+    found = outlook(served(context=4096), machine(*cards), around)
+
+    asked = [sentence.split(": ")[0] for sentence in found.one_more_gib]
+    assert asked == [f"1 GiB more on {card.name}" for card in cards[:1:-1]]

@@ -1,0 +1,164 @@
+"""What the layers of one model take and cost, worked out once for all engines and tries of a plan.
+
+Nothing here depends on the room there is, nor on the engine: only on the shape and on the rates.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import accumulate
+
+from planners.compute import MARGIN_SHARE, device_compute_bytes, host_compute_bytes
+from planners.hardware import HOST, DeviceId
+from planners.kv_cache import LaunchShape, kept_bytes
+from planners.memory import (
+    host_overhead_bytes,
+    output_buffer_bytes,
+    output_growth_bytes,
+    predict_draft,
+)
+from planners.model import ModelInfo
+from planners.speed import (
+    PROMPT_WEIGHT,
+    Load,
+    Rate,
+    Rates,
+    experts_s,
+    layer_prompt_s,
+    loads,
+    step_s,
+)
+
+MOST_DRAWINGS = 8  # graphs in one plan; two are usual, and each may take 30 ms
+_ANY = DeviceId("any")
+
+
+class Measures:
+    """Of one model under these rates; what was asked once is remembered while one plan is made."""
+
+    def __init__(self, info: ModelInfo, rates: Rates, draft: ModelInfo | None = None) -> None:
+        self.info, self.rates, self.draft = info, rates, draft
+        self._drawings = 0
+        self._kept: dict[LaunchShape, list[int]] = {}
+        self._compute: dict[tuple[LaunchShape, bool], int] = {}
+        self._draft: dict[LaunchShape, int] = {}
+        self._host: dict[LaunchShape, int] = {}
+        self._kinds: dict[LaunchShape, tuple[list[Load], list[int]]] = {}
+        self._on_host_ps: dict[tuple[LaunchShape, Rate, float], list[int]] = {}
+        self._on_device_ps: dict[tuple[LaunchShape, Rate], list[int]] = {}
+
+    def sizes(self, shape: LaunchShape) -> list[int]:
+        """Bytes that each layer takes on a device, the output layer last."""
+        kept = self._kept_bytes(shape)
+        sizes = [weights + n_bytes for weights, n_bytes in zip(self._weights, kept, strict=True)]
+        for i, layer in enumerate(self.info.layers[: shape.n_cpu_moe]):
+            sizes[i] -= layer.expert_bytes
+        return [*sizes, self.info.output_bytes]
+
+    def draws_one_more(self) -> bool:
+        """Whether another graph may be drawn for this plan; from then on estimates have to do."""
+        self._drawings += 1
+        return self._drawings <= MOST_DRAWINGS
+
+    @cached_property
+    def weights_bytes(self) -> int:
+        """Weights of all layers, the output layer's among them."""
+        return sum(self._weights) + self.info.output_bytes
+
+    @cached_property
+    def _weights(self) -> list[int]:
+        return [layer.weight_bytes for layer in self.info.layers]
+
+    @cached_property
+    def _expert_ends(self) -> list[int]:
+        return [*accumulate((layer.expert_bytes for layer in self.info.layers), initial=0)]
+
+    def _kept_bytes(self, shape: LaunchShape) -> list[int]:
+        key = replace(shape, n_cpu_moe=0, split=())
+        if (found := self._kept.get(key)) is None:
+            found = self._kept[key] = kept_bytes(self.info, shape)
+        return found
+
+    def compute_bytes(self, shape: LaunchShape, *, n_gpu_layers: int) -> int:
+        """What each device takes before its first layer, the margin included."""
+        has_all = n_gpu_layers > self.info.n_layer and not shape.n_cpu_moe
+        key = replace(shape, n_cpu_moe=0, split=()), has_all
+        if (found := self._compute.get(key)) is None:
+            split = ((_ANY, n_gpu_layers),)
+            compute = device_compute_bytes(self.info, replace(shape, split=split))
+            found = self._compute[key] = compute + int(compute * MARGIN_SHARE)
+        return found
+
+    def draft_bytes(self, shape: LaunchShape) -> int:
+        """What the draft model takes beside it on the device that has it; 0 without one."""
+        if self.draft is None:
+            return 0
+        key = replace(shape, n_cpu_moe=0, split=())
+        if (found := self._draft.get(key)) is None:
+            parts = predict_draft(self.draft, shape, device_id=_ANY, is_drawn=False)
+            found = self._draft[key] = parts[-1].upper_bytes
+        return found
+
+    def least_on_host_bytes(self, shape: LaunchShape) -> int:
+        """Host memory that the shape takes however many of its layers lie on devices."""
+        key = replace(shape, n_cpu_moe=0, split=((_ANY, self.info.n_layer + 1),))
+        if (found := self._host.get(key)) is None:
+            compute = host_compute_bytes(self.info, key)
+            outputs = output_buffer_bytes(self.info, key) + output_growth_bytes(self.info, key)
+            fixed = self.info.input_bytes + host_overhead_bytes(self.info)
+            found = self._host[key] = fixed + compute + int(compute * MARGIN_SHARE) + outputs
+        return found + self._expert_ends[min(shape.n_cpu_moe, self.info.n_layer)]
+
+    def host_ps(self, shape: LaunchShape, borrower: Rate, *, penalty: float) -> list[int]:
+        """What each layer costs on the host, in picoseconds."""
+        key = replace(shape, n_cpu_moe=0, split=()), borrower, penalty
+        if (found := self._on_host_ps.get(key)) is None:
+            kinds, numbers = self._loads(shape)
+            host = self.rates[HOST]
+            costs = [_ps(penalty * _host_s(load, shape, host, borrower)) for load in kinds]
+            found = self._on_host_ps[key] = [costs[n] for n in numbers]
+        return found
+
+    def device_ps(self, shape: LaunchShape, rate: Rate) -> list[int]:
+        """What each layer costs on a device of that rate, in picoseconds."""
+        key = replace(shape, split=()), rate
+        if (found := self._on_device_ps.get(key)) is None:
+            kinds, numbers = self._loads(shape)
+            n_lean, host = shape.n_cpu_moe, self.rates[HOST]
+            whole = [_ps(_device_s(load, shape, rate, host, is_lean=False)) for load in kinds]
+            found = [whole[n] for n in numbers]
+            if n_lean:
+                lean = [_ps(_device_s(load, shape, rate, host, is_lean=True)) for load in kinds]
+                found[:n_lean] = [lean[n] for n in numbers[:n_lean]]
+            self._on_device_ps[key] = found
+        return found
+
+    def _loads(self, shape: LaunchShape) -> tuple[Sequence[Load], list[int]]:
+        """The kinds of load there are, and the kind of each layer; few make up a model."""
+        key = replace(shape, n_cpu_moe=0, split=())
+        if (found := self._kinds.get(key)) is None:
+            asked = loads(self.info, shape)
+            kinds = list(dict.fromkeys(asked))
+            index = {load: number for number, load in enumerate(kinds)}
+            found = self._kinds[key] = kinds, [index[load] for load in asked]
+        return found
+
+
+def _device_s(load: Load, shape: LaunchShape, rate: Rate, host: Rate, *, is_lean: bool) -> float:
+    n = shape.n_parallel
+    step = step_s(load, rate, n_parallel=n, has_experts=not is_lean)
+    if is_lean:
+        step += experts_s(load, host, rate, n_parallel=n)
+    return step + PROMPT_WEIGHT * layer_prompt_s(
+        load, rate, host, n_ubatch=shape.n_ubatch, is_lean=is_lean
+    )
+
+
+def _host_s(load: Load, shape: LaunchShape, host: Rate, borrower: Rate) -> float:
+    prompt = layer_prompt_s(load, None, host, borrower, n_ubatch=shape.n_ubatch)
+    return step_s(load, host, n_parallel=shape.n_parallel) + PROMPT_WEIGHT * prompt
+
+
+def _ps(seconds: float) -> int:
+    """Seconds as whole picoseconds."""
+    return round(seconds * 1e12)
