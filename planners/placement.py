@@ -36,7 +36,7 @@ from planners.plan import DeviceBytes, LaunchPlan, Shortfall
 from planners.rpc import servers_of
 from planners.settings import PlacementRules
 from planners.sizes import format_size
-from planners.speed import NOTHING_LEARNED, Learned, Rates, rates, speed
+from planners.speed import NOTHING_LEARNED, Learned, Rates, rates
 
 COMPANION_MARGIN = 0.5  # of a projector's weights: its compute buffers, which nobody reports
 NO_FALLBACK = (
@@ -365,7 +365,7 @@ class _Search:
     def _placed(self, engine: Engine, room: Budgets, shape: LaunchShape) -> Placed:
         """A way by the estimate of its buffers."""
         predicted = self._predicted(engine, room, shape, is_drawn=False)
-        return Placed(engine, room, shape, predicted, speed(self.info, shape, rates=self.rates))
+        return Placed(engine, room, shape, predicted, self.measures.speed(shape))
 
     def _drawn(self, placed: Placed) -> Placed:
         """The same with its buffers as the engine reserves them."""

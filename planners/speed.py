@@ -6,7 +6,7 @@ device they were within a third of what other models measured, with the defaults
 by two; they rank placements, and promise nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -284,10 +284,18 @@ def _borrowed_s(
 
 
 def speed(
-    model: ModelInfo, shape: LaunchShape, *, rates: Rates, used_tokens: int = USED_TOKENS
+    model: ModelInfo,
+    shape: LaunchShape,
+    *,
+    rates: Rates,
+    used_tokens: int = USED_TOKENS,
+    asked: Sequence[Load] = (),
 ) -> Speed:
-    """Predicted tokens/s of `shape`, its slots all busy, `used_tokens` deep in their contexts."""
-    asked = loads(model, shape, used_tokens=used_tokens)
+    """Predicted tokens/s of `shape`, its slots all busy, `used_tokens` deep in their contexts.
+
+    `asked`: its `loads`, where they are known already.
+    """
+    asked = asked or loads(model, shape, used_tokens=used_tokens)
     owners = _owners(model, shape)
     host, n_ubatch = rates[HOST], n_tokens(shape)
     borrower = rates[owners[-1]] if shape.split else None

@@ -3,8 +3,7 @@
 Nothing here depends on the room there is, nor on the engine: only on the shape and on the rates.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -20,12 +19,15 @@ from planners.memory import (
 from planners.model import ModelInfo
 from planners.speed import (
     PROMPT_WEIGHT,
+    USED_TOKENS,
     Load,
     Rate,
     Rates,
+    Speed,
     experts_s,
     layer_prompt_s,
     loads,
+    speed,
     step_s,
 )
 
@@ -43,7 +45,7 @@ class Measures:
         self._compute: dict[tuple[LaunchShape, bool], int] = {}
         self._draft: dict[LaunchShape, int] = {}
         self._host: dict[LaunchShape, int] = {}
-        self._kinds: dict[LaunchShape, tuple[list[Load], list[int]]] = {}
+        self._asked: dict[tuple[int, int, str, str], _Loads] = {}
         self._on_host_ps: dict[tuple[LaunchShape, Rate, float], list[int]] = {}
         self._on_device_ps: dict[tuple[LaunchShape, Rate], list[int]] = {}
 
@@ -113,35 +115,52 @@ class Measures:
         """What each layer costs on the host, in picoseconds."""
         key = replace(shape, n_cpu_moe=0, split=()), borrower, penalty
         if (found := self._on_host_ps.get(key)) is None:
-            kinds, numbers = self._loads(shape)
+            told = self._loads(shape)
             host = self.rates[HOST]
-            costs = [_ps(penalty * _host_s(load, shape, host, borrower)) for load in kinds]
-            found = self._on_host_ps[key] = [costs[n] for n in numbers]
+            costs = [_ps(penalty * _host_s(load, shape, host, borrower)) for load in told.kinds]
+            found = self._on_host_ps[key] = [costs[n] for n in told.numbers]
         return found
 
     def device_ps(self, shape: LaunchShape, rate: Rate) -> list[int]:
         """What each layer costs on a device of that rate, in picoseconds."""
         key = replace(shape, split=()), rate
         if (found := self._on_device_ps.get(key)) is None:
-            kinds, numbers = self._loads(shape)
+            told = self._loads(shape)
             n_lean, host = shape.n_cpu_moe, self.rates[HOST]
-            whole = [_ps(_device_s(load, shape, rate, host, is_lean=False)) for load in kinds]
-            found = [whole[n] for n in numbers]
+            whole = [_ps(_device_s(load, shape, rate, host, is_lean=False)) for load in told.kinds]
+            found = [whole[n] for n in told.numbers]
             if n_lean:
-                lean = [_ps(_device_s(load, shape, rate, host, is_lean=True)) for load in kinds]
-                found[:n_lean] = [lean[n] for n in numbers[:n_lean]]
+                lean = [
+                    _ps(_device_s(load, shape, rate, host, is_lean=True)) for load in told.kinds
+                ]
+                found[:n_lean] = [lean[n] for n in told.numbers[:n_lean]]
             self._on_device_ps[key] = found
         return found
 
-    def _loads(self, shape: LaunchShape) -> tuple[Sequence[Load], list[int]]:
-        """The kinds of load there are, and the kind of each layer; few make up a model."""
-        key = replace(shape, n_cpu_moe=0, split=())
-        if (found := self._kinds.get(key)) is None:
+    def speed(self, shape: LaunchShape) -> Speed:
+        """Predicted tokens/s."""
+        return speed(self.info, shape, rates=self.rates, asked=self._loads(shape).asked)
+
+    def _loads(self, shape: LaunchShape) -> "_Loads":
+        used = min(USED_TOKENS, shape.n_ctx_seq)
+        key = used, shape.n_parallel, shape.type_k, shape.type_v
+        if (found := self._asked.get(key)) is None:
             asked = loads(self.info, shape)
-            kinds = list(dict.fromkeys(asked))
+            kinds = tuple(dict.fromkeys(asked))
             index = {load: number for number, load in enumerate(kinds)}
-            found = self._kinds[key] = kinds, [index[load] for load in asked]
+            found = _Loads(asked, kinds, [index[load] for load in asked])
+            self._asked[key] = found
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Loads:
+    """What each layer asks of its device; few kinds make up a model."""
+
+    asked: tuple[Load, ...]
+    kinds: tuple[Load, ...]
+    numbers: list[int]
+    """The kind of each layer."""
 
 
 def _device_s(load: Load, shape: LaunchShape, rate: Rate, host: Rate, *, is_lean: bool) -> float:

@@ -77,11 +77,14 @@ def _by_runs(
     ends = [*range(0, len(sizes) - 1, length), len(sizes) - 1, len(sizes)]
 
     def runs(values: Sequence[int]) -> list[int]:
-        return [sum(values[begin:end]) for begin, end in pairwise(ends)]
+        sums = [*accumulate(values, initial=0)]
+        return [sums[end] - sums[begin] for begin, end in pairwise(ends)]
 
+    costs = {id(place.layer_ps): place.layer_ps for place in places}  # most places are alike
+    by_run = {number: runs(layer_ps) for number, layer_ps in costs.items()}
     found = partition(
         runs(sizes),
-        [replace(place, layer_ps=runs(place.layer_ps)) for place in places],
+        [replace(place, layer_ps=by_run[id(place.layer_ps)]) for place in places],
         host_ps=runs(host_ps),
         most_on_host=bisect_right(ends, most_on_host) - 1,
     )
@@ -111,19 +114,21 @@ def _with(
         return [inf] * n if place.is_needed else list(before), list(range(n))
     cost = [*accumulate(place.layer_ps, initial=0)]
     saved = [so_far - there for so_far, there in zip(before, cost, strict=True)]
+    room_bytes, entry_ps = place.room_bytes, place.entry_ps
     window: deque[int] = deque()  # beginnings in order, the cheapest first
     best, begun = [inf] * n if place.is_needed else list(before), list(range(n))
     for i in range(1, n):
         begin_ps = saved[i - 1]
-        while window and saved[window[-1]] > begin_ps:
-            window.pop()
-        window.append(i - 1)
-        least_end = ends[i] - place.room_bytes
+        if begin_ps != inf:
+            while window and saved[window[-1]] > begin_ps:
+                window.pop()
+            window.append(i - 1)
+        least_end = ends[i] - room_bytes
         while window and ends[window[0]] < least_end:
             window.popleft()
         if window:
-            total = saved[window[0]] + cost[i] + place.entry_ps
-            if total <= best[i] and total < inf:
+            total = saved[window[0]] + cost[i] + entry_ps
+            if total <= best[i]:
                 best[i], begun[i] = total, window[0]
     return best, begun
 
