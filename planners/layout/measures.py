@@ -3,6 +3,7 @@
 Nothing here depends on the room there is, nor on the engine: only on the shape and on the rates.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -34,6 +35,8 @@ from planners.speed import (
 MOST_DRAWINGS = 8  # graphs in one plan; two are usual, and each may take 30 ms
 _ANY = DeviceId("any")
 
+_Key = tuple[Hashable, ...]
+
 
 class Measures:
     """Of one model under these rates; what was asked once is remembered while one plan is made."""
@@ -41,13 +44,13 @@ class Measures:
     def __init__(self, info: ModelInfo, rates: Rates, draft: ModelInfo | None = None) -> None:
         self.info, self.rates, self.draft = info, rates, draft
         self._drawings = 0
-        self._kept: dict[LaunchShape, list[int]] = {}
-        self._compute: dict[tuple[LaunchShape, bool], int] = {}
-        self._draft: dict[LaunchShape, int] = {}
-        self._host: dict[LaunchShape, int] = {}
+        self._kept: dict[_Key, list[int]] = {}
+        self._compute: dict[_Key, int] = {}
+        self._draft: dict[_Key, int] = {}
+        self._host: dict[_Key, int] = {}
         self._asked: dict[tuple[int, int, str, str], _Loads] = {}
-        self._on_host_ps: dict[tuple[LaunchShape, Rate, float], list[int]] = {}
-        self._on_device_ps: dict[tuple[LaunchShape, Rate], list[int]] = {}
+        self._on_host_ps: dict[_Key, list[int]] = {}
+        self._on_device_ps: dict[_Key, list[int]] = {}
 
     def sizes(self, shape: LaunchShape) -> list[int]:
         """Bytes that each layer takes on a device, the output layer last."""
@@ -76,7 +79,7 @@ class Measures:
         return [*accumulate((layer.expert_bytes for layer in self.info.layers), initial=0)]
 
     def _kept_bytes(self, shape: LaunchShape) -> list[int]:
-        key = replace(shape, n_cpu_moe=0, split=())
+        key = _key(shape)
         if (found := self._kept.get(key)) is None:
             found = self._kept[key] = kept_bytes(self.info, shape)
         return found
@@ -84,7 +87,7 @@ class Measures:
     def compute_bytes(self, shape: LaunchShape, *, n_gpu_layers: int) -> int:
         """What each device takes before its first layer, the margin included."""
         has_all = n_gpu_layers > self.info.n_layer and not shape.n_cpu_moe
-        key = replace(shape, n_cpu_moe=0, split=()), has_all
+        key = *_key(shape), has_all
         if (found := self._compute.get(key)) is None:
             split = ((_ANY, n_gpu_layers),)
             compute = device_compute_bytes(self.info, replace(shape, split=split))
@@ -95,7 +98,7 @@ class Measures:
         """What the draft model takes beside it on the device that has it; 0 without one."""
         if self.draft is None:
             return 0
-        key = replace(shape, n_cpu_moe=0, split=())
+        key = _key(shape)
         if (found := self._draft.get(key)) is None:
             parts = predict_draft(self.draft, shape, device_id=_ANY, is_drawn=False)
             found = self._draft[key] = parts[-1].upper_bytes
@@ -103,17 +106,19 @@ class Measures:
 
     def least_on_host_bytes(self, shape: LaunchShape) -> int:
         """Host memory that the shape takes however many of its layers lie on devices."""
-        key = replace(shape, n_cpu_moe=0, split=((_ANY, self.info.n_layer + 1),))
+        key = _key(shape)
         if (found := self._host.get(key)) is None:
-            compute = host_compute_bytes(self.info, key)
-            outputs = output_buffer_bytes(self.info, key) + output_growth_bytes(self.info, key)
+            whole = replace(shape, n_cpu_moe=0, split=((_ANY, self.info.n_layer + 1),))
+            compute = host_compute_bytes(self.info, whole)
+            outputs = output_buffer_bytes(self.info, whole)
+            outputs += output_growth_bytes(self.info, whole)
             fixed = self.info.input_bytes + host_overhead_bytes(self.info)
             found = self._host[key] = fixed + compute + int(compute * MARGIN_SHARE) + outputs
         return found + self._expert_ends[min(shape.n_cpu_moe, self.info.n_layer)]
 
     def host_ps(self, shape: LaunchShape, borrower: Rate, *, penalty: float) -> list[int]:
         """What each layer costs on the host, in picoseconds."""
-        key = replace(shape, n_cpu_moe=0, split=()), borrower, penalty
+        key = *_key(shape), borrower, penalty
         if (found := self._on_host_ps.get(key)) is None:
             told = self._loads(shape)
             host = self.rates[HOST]
@@ -123,7 +128,7 @@ class Measures:
 
     def device_ps(self, shape: LaunchShape, rate: Rate) -> list[int]:
         """What each layer costs on a device of that rate, in picoseconds."""
-        key = replace(shape, split=()), rate
+        key = *_key(shape), shape.n_cpu_moe, rate
         if (found := self._on_device_ps.get(key)) is None:
             told = self._loads(shape)
             n_lean, host = shape.n_cpu_moe, self.rates[HOST]
@@ -161,6 +166,14 @@ class _Loads:
     kinds: tuple[Load, ...]
     numbers: list[int]
     """The kind of each layer."""
+
+
+def _key(shape: LaunchShape) -> _Key:
+    """What decides a layer's bytes and cost, apart from where it lies; quicker than the whole."""
+    return (
+        shape.n_ctx, shape.n_parallel, shape.n_batch, shape.n_ubatch, shape.type_k, shape.type_v,
+        shape.flash_attn, shape.embedding, shape.kv_unified, shape.swa_full,
+    )  # fmt: skip
 
 
 def _device_s(load: Load, shape: LaunchShape, rate: Rate, host: Rate, *, is_lean: bool) -> float:

@@ -9,7 +9,7 @@ equals the later place gets the layer.
 """
 
 import struct
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -56,10 +56,12 @@ def partition(
     best: list[float] = [*accumulate(host_ps, initial=0)]
     best[most_on_host + 1 :] = [inf] * (n - most_on_host)
     ends = [*accumulate(sizes, initial=0)]
-    begins = []
-    for place in places:
-        best, begun = _with(place, best, ends)
+    begins, begin, most = [], 0, most_on_host
+    for place, least in zip(places, _least_ends(places, ends), strict=True):
+        most = max(most, bisect_right(ends, ends[most] + place.room_bytes) - 1)
+        best, begun = _with(place, best, ends, begin=begin, least=least, most=most)
         begins.append(begun)
+        begin = least
     if best[n] == inf:
         return None
     counts, end = [], n
@@ -105,24 +107,45 @@ def fits(sizes: Sequence[int], rooms: Sequence[int]) -> bool:
     return placed == len(sizes)
 
 
+def _least_ends(places: Sequence[Place], ends: Sequence[int]) -> list[int]:
+    """For each place the least layers that it and those before it must have taken in the end."""
+    least, found = len(ends) - 1, list[int]()
+    for place in reversed(places):
+        found.append(least)
+        least = min(least, bisect_left(ends, ends[least] - place.room_bytes))
+    return found[::-1]
+
+
 def _with(
-    place: Place, before: Sequence[float], ends: Sequence[int]
+    place: Place,
+    before: Sequence[float],
+    ends: Sequence[int],
+    *,
+    begin: int,
+    least: int,
+    most: int,
 ) -> tuple[list[float], list[int]]:
-    """The least cost of the first i layers with one more place, and where its block begins."""
+    """The least cost of the first i layers with one more place, and where its block begins.
+
+    Told for `least` to `most` alone: fewer leave too many for the places to come, more find no
+    room. No block of the place begins before `begin` then.
+    """
     n = len(before)
+    best, begun = [inf] * n if place.is_needed else list(before), list(range(n))
     if place.room_bytes < 0:
-        return [inf] * n if place.is_needed else list(before), list(range(n))
+        return best, begun
+    room_bytes, entry_ps = place.room_bytes, place.entry_ps
     cost = [*accumulate(place.layer_ps, initial=0)]
     saved = [so_far - there for so_far, there in zip(before, cost, strict=True)]
-    room_bytes, entry_ps = place.room_bytes, place.entry_ps
     window: deque[int] = deque()  # beginnings in order, the cheapest first
-    best, begun = [inf] * n if place.is_needed else list(before), list(range(n))
-    for i in range(1, n):
+    for i in range(begin + 1, most + 1):
         begin_ps = saved[i - 1]
         if begin_ps != inf:
             while window and saved[window[-1]] > begin_ps:
                 window.pop()
             window.append(i - 1)
+        if i < least:
+            continue
         least_end = ends[i] - room_bytes
         while window and ends[window[0]] < least_end:
             window.popleft()
