@@ -91,7 +91,7 @@ class _Allocator:
                     self._allocate(source)
         for node in nodes:
             for source in node.src:
-                if not source.is_owned:
+                if not (source.is_owned or source.view_src or source.buffer is not None):
                     self._allocate(source)
             self._allocate(node)
             for source in node.src:

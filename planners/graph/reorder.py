@@ -94,8 +94,9 @@ class _Order:
         first, used, needs, is_empty = self._first, self._used, self._needs, self._is_empty
         ahead = range(first + 1, min(first + _AHEAD, len(self._nodes)))
         group = [first]
+        is_head = self._is_head
         for j in ahead:  # `used` grows on the way
-            if used[j] or is_empty[j] or (self._is_head[j] and self._kept(j)):
+            if used[j] or is_empty[j] or (is_head[j] and self._kept(j)):
                 continue
             for c in needs[j]:
                 if c >= first and not used[c] and not self._fuses(c, j, group[-1]):

@@ -74,12 +74,6 @@ class Node:
         self.is_owned = False
 
 
-def strides(ne: Shape, size: float) -> Strides:
-    """Byte strides of a contiguous tensor."""
-    first = ne[0] * size
-    return (size, first, first * ne[1], first * ne[1] * ne[2])
-
-
 def _span(ne: Shape, nb: Strides, size: float) -> int:
     """Bytes from the first element to the last (ggml_nbytes)."""
     if not all(ne):
