@@ -307,10 +307,14 @@ class _Search:
         types = self.asked.types[-1]  # conceded before an expert leaves its device
         for context in self.asked.contexts_up_to(CONTEXT_ON_HOST):
             for shape in self._lean_shapes(context, types, devices=room.devices):
+                if not splitter.host_has_room(shape):
+                    continue
                 if (sparse := splitter.sparse(shape)) is not None:
                     yield _faster(sparse, splitter.partial(shape)).shape
         for context in self.asked.contexts_up_to(CONTEXT_WORTH_LAYERS):
             for shape in self._lean_shapes(context, types, devices=room.devices):
+                if not splitter.host_has_room(shape):
+                    continue
                 found = splitter.partial(shape)
                 if found is None:
                     return  # a smaller context is for want of host memory, never to gain a layer

@@ -91,7 +91,9 @@ class Splitter:
 
     def host_has_room(self, shape: LaunchShape) -> bool:
         """False where the host lacks room for the shape wherever its layers lie; quickly told."""
-        return self.measures.least_on_host_bytes(shape) <= self.host_room_bytes
+        own = sum(max(0, b.room_bytes) for b in self.devices if not b.shares_host)
+        rest = max(0, sum(self.measures.sizes(replace(shape, n_cpu_moe=0))) - own)
+        return self.measures.least_on_host_bytes(shape) + rest <= self.host_room_bytes
 
     @property
     def is_host_slower(self) -> bool:
@@ -160,6 +162,9 @@ class _Task:
             for taker in self._takers(order):
                 used = [b for b in order if not taker or b.engine_name >= taker.engine_name]
                 places = [self._place(b, costs[b.device_id], is_taker=b is taker) for b in used]
+                rooms = [place.room_bytes for place in places]
+                if not (self.most_on_host or fits(self.sizes, rooms)):
+                    continue
                 blocks = partition(
                     self.sizes, places, host_ps=host_ps, most_on_host=self.most_on_host
                 )

@@ -44,6 +44,7 @@ class Measures:
     def __init__(self, info: ModelInfo, rates: Rates, draft: ModelInfo | None = None) -> None:
         self.info, self.rates, self.draft = info, rates, draft
         self._drawings = 0
+        self._sizes: dict[_Key, list[int]] = {}
         self._kept: dict[_Key, list[int]] = {}
         self._compute: dict[_Key, int] = {}
         self._draft: dict[_Key, int] = {}
@@ -54,6 +55,12 @@ class Measures:
 
     def sizes(self, shape: LaunchShape) -> list[int]:
         """Bytes that each layer takes on a device, the output layer last."""
+        key = *_key(shape), shape.n_cpu_moe
+        if (found := self._sizes.get(key)) is None:
+            found = self._sizes[key] = self._sizes_of(shape)
+        return found
+
+    def _sizes_of(self, shape: LaunchShape) -> list[int]:
         kept = self._kept_bytes(shape)
         sizes = [weights + n_bytes for weights, n_bytes in zip(self._weights, kept, strict=True)]
         for i, layer in enumerate(self.info.layers[: shape.n_cpu_moe]):
