@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from planners.backends import Engine
 from planners.hardware import HOST, Device, DeviceId, HardwareProfile
+from planners.layout.measures import Measures
 from planners.model import ServedModel
 from planners.placement import plan_launch
 from planners.plan import LaunchPlan, Shortfall
@@ -49,19 +50,20 @@ class Surroundings:
 
 def outlook(served: ServedModel, hardware: HardwareProfile, around: Surroundings) -> Outlook:
     """The plan, its engine, and what one more GiB would bring. Raises PlanError as plan_launch."""
-    answer = _planned(served, hardware, around)
+    measures = Measures(served.info, served.draft)
+    answer = _planned(served, hardware, around, measures)
     engine_id = answer.engine_id if isinstance(answer, LaunchPlan) else None
     return Outlook(
         served=served,
         answer=answer,
         hardware=hardware,
         engine=next((e for e in around.engines if e.engine_id == engine_id), None),
-        one_more_gib=tuple(_one_more_gib(served, hardware, around, answer)),
+        one_more_gib=tuple(_one_more_gib(served, hardware, around, measures, answer)),
     )
 
 
 def _planned(
-    served: ServedModel, hardware: HardwareProfile, around: Surroundings
+    served: ServedModel, hardware: HardwareProfile, around: Surroundings, measures: Measures
 ) -> LaunchPlan | Shortfall:
     return plan_launch(
         served,
@@ -71,6 +73,7 @@ def _planned(
         promised=around.promised,
         held=around.held,
         learned=around.learned,
+        measures=measures,
     )
 
 
@@ -78,11 +81,12 @@ def _one_more_gib(
     served: ServedModel,
     hardware: HardwareProfile,
     around: Surroundings,
+    measures: Measures,
     answer: LaunchPlan | Shortfall,
 ) -> Iterator[str]:
     """A sentence per pool whose next GiB would change the plan for the better."""
     for name, roomier in _roomier(hardware):
-        gain = _gain(answer, _planned(served, roomier, around))
+        gain = _gain(answer, _planned(served, roomier, around, measures))
         if gain:
             yield f"1 GiB more on {name}: {gain}"
 

@@ -26,7 +26,7 @@ from planners.layout.asked import (
 from planners.layout.budget import Budget, Budgets, budgets, emptied, freed
 from planners.layout.explanation import explained
 from planners.layout.layer_split import Layout, Splitter, companion_device
-from planners.layout.measures import Measures
+from planners.layout.measures import Drawings, Measures
 from planners.layout.placed import Placed, fastest
 from planners.layout.prompt_cache import prompt_cache
 from planners.layout.threads import n_threads
@@ -56,17 +56,19 @@ def plan_launch(
     held: Mapping[DeviceId, int] = _NOTHING,
     could_free: Mapping[DeviceId, int] = _NOTHING,
     learned: Learned = NOTHING_LEARNED,
+    measures: Measures | None = None,
 ) -> LaunchPlan | Shortfall:
     """The best launch within the room there is, or what is missing for an acceptable one.
 
     `promised`: bytes spoken for though they count as free. `held`: bytes of our running instances,
     which count against limits. `could_free`: bytes that idle instances could give back; where they
     would make the launch faster, the answer is the Shortfall that eviction closes. `learned`: rates
-    observed here. Raises PlanError where the rules name an unknown KV cache type.
+    observed here. `measures`: the model's, where it is planned several times. Raises PlanError
+    where the rules name an unknown KV cache type.
     """
     answer = attempt_launch(
         served, hardware=hardware, engines=engines, rules=rules, promised=promised, held=held,
-        could_free=could_free, learned=learned,
+        could_free=could_free, learned=learned, measures=measures,
     )  # fmt: skip
     return answer.shortfall() if isinstance(answer, Unplaced) else answer
 
@@ -81,6 +83,7 @@ def attempt_launch(
     held: Mapping[DeviceId, int] = _NOTHING,
     could_free: Mapping[DeviceId, int] = _NOTHING,
     learned: Learned = NOTHING_LEARNED,
+    measures: Measures | None = None,
 ) -> "LaunchPlan | Shortfall | Unplaced":
     """As `plan_launch`, but what is missing for a model without a place is left to be asked for."""
     ask = asked(served, rules=rules)
@@ -92,9 +95,9 @@ def attempt_launch(
         promised,
         held,
         n_threads=threads,
-        measures=Measures(
-            served.info, rates(hardware, n_threads=threads, learned=learned), served.draft
-        ),
+        rates=rates(hardware, n_threads=threads, learned=learned),
+        measures=measures or Measures(served.info, served.draft),
+        drawings=Drawings(),
         allows_cpu_fallback=rules.allows_cpu_fallback,
     )
     ranked = preferred(engines, order=rules.backends)
@@ -128,18 +131,15 @@ class _Search:
     promised: Mapping[DeviceId, int]
     held: Mapping[DeviceId, int]
     n_threads: int
+    rates: Rates
     measures: Measures
+    drawings: Drawings
     allows_cpu_fallback: bool
 
     @property
     def info(self) -> ModelInfo:
         """The model's facts."""
         return self.served.info
-
-    @property
-    def rates(self) -> Rates:
-        """Of HOST and of every device."""
-        return self.measures.rates
 
     def modest(self, hardware: HardwareProfile) -> "_Search":
         """The same for another state of the machine, with no context for which to evict others."""
@@ -288,6 +288,7 @@ class _Search:
         return Splitter(
             self.measures,
             room.devices,
+            self.rates,
             companion_bytes=self._companion_upper_bytes(),
             host_room_bytes=room.host_bytes,
         )
@@ -369,11 +370,11 @@ class _Search:
     def _placed(self, engine: Engine, room: Budgets, shape: LaunchShape) -> Placed:
         """A way by the estimate of its buffers."""
         predicted = self._predicted(engine, room, shape, is_drawn=False)
-        return Placed(engine, room, shape, predicted, self.measures.speed(shape))
+        return Placed(engine, room, shape, predicted, self.measures.speed(shape, self.rates))
 
     def _drawn(self, placed: Placed) -> Placed:
         """The same with its buffers as the engine reserves them."""
-        if not self.measures.draws_one_more():
+        if not self.drawings.has_one_more():
             return placed
         engine, room, shape = placed.engine, placed.room, placed.shape
         return replace(placed, predicted=self._predicted(engine, room, shape, is_drawn=True))

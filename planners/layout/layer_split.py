@@ -40,6 +40,7 @@ class Splitter:
 
     measures: Measures
     devices: tuple[Budget, ...]
+    rates: Rates
     companion_bytes: int
     """What a projector takes on the first device by name, where a draft model goes too."""
     host_room_bytes: int
@@ -48,11 +49,6 @@ class Splitter:
     def info(self) -> ModelInfo:
         """The model's facts."""
         return self.measures.info
-
-    @property
-    def rates(self) -> Rates:
-        """Of HOST and of every device."""
-        return self.measures.rates
 
     def full(self, shape: LaunchShape) -> Layout | None:
         """All layers on the fastest devices that hold them; None where they do not fit."""
@@ -146,27 +142,18 @@ class _Task:
 
     def layouts(self, orders: Iterable[Sequence[Budget]]) -> Iterator[Layout]:
         """The fastest layout of each order, once for each device that could take a companion."""
-        splitter, measures = self.splitter, self.splitter.measures
-        orders = self.possible(orders)
-        if not orders:
-            return
-        rates = splitter.rates
-        borrower = rates[splitter.devices[0].device_id]
-        penalty = ASKED_FOR if any(b.is_wanted for b in splitter.devices) else 1.0
-        host_ps = measures.host_ps(self.shape, borrower, penalty=penalty)
-        costs = {
-            b.device_id: measures.device_ps(self.shape, rates[b.device_id])
-            for b in splitter.devices
-        }
-        for order in orders:
+        for order in self.possible(orders):
             for taker in self._takers(order):
                 used = [b for b in order if not taker or b.engine_name >= taker.engine_name]
-                places = [self._place(b, costs[b.device_id], is_taker=b is taker) for b in used]
-                rooms = [place.room_bytes for place in places]
+                rooms = [self._room_bytes(b, is_taker=b is taker) for b in used]
                 if not (self.most_on_host or fits(self.sizes, rooms)):
                     continue
+                places = [
+                    self._place(b, room_bytes, is_needed=b is taker)
+                    for b, room_bytes in zip(used, rooms, strict=True)
+                ]
                 blocks = partition(
-                    self.sizes, places, host_ps=host_ps, most_on_host=self.most_on_host
+                    self.sizes, places, host_ps=self._host_ps(), most_on_host=self.most_on_host
                 )
                 if blocks is not None:
                     yield Layout(replace(self.shape, split=_split(used, blocks)), blocks.cost_ps)
@@ -191,15 +178,25 @@ class _Task:
             if fits(self.sizes, [b.room_bytes - b.overhead_bytes - fixed for b in order])
         )
 
-    def _place(self, budget: Budget, layer_ps: Sequence[int], *, is_taker: bool) -> Place:
+    def _room_bytes(self, budget: Budget, *, is_taker: bool) -> int:
         taken = self.companion_bytes if is_taker else 0
-        rate = self.splitter.rates[budget.device_id]
+        return budget.room_bytes - budget.overhead_bytes - self.compute_bytes - taken
+
+    def _place(self, budget: Budget, room_bytes: int, *, is_needed: bool) -> Place:
+        measures, rates = self.splitter.measures, self.splitter.rates
+        rate = rates[budget.device_id]
         return Place(
-            room_bytes=budget.room_bytes - budget.overhead_bytes - self.compute_bytes - taken,
-            layer_ps=layer_ps,
-            entry_ps=round(entry_s(self.splitter.info, self.shape, rate) * 1e12),
-            is_needed=is_taker,
+            room_bytes=room_bytes,
+            layer_ps=measures.device_ps(self.shape, rate, rates[HOST]),
+            entry_ps=round(entry_s(measures.info, self.shape, rate) * 1e12),
+            is_needed=is_needed,
         )
+
+    def _host_ps(self) -> Sequence[int]:
+        devices, rates = self.splitter.devices, self.splitter.rates
+        penalty = ASKED_FOR if any(b.is_wanted for b in devices) else 1.0
+        borrower = rates[devices[0].device_id]
+        return self.splitter.measures.host_ps(self.shape, rates[HOST], borrower, penalty=penalty)
 
 
 def companion_device(devices: Sequence[Budget]) -> DeviceId:

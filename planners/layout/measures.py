@@ -1,6 +1,6 @@
 """What the layers of one model take and cost, worked out once for all engines and tries of a plan.
 
-Nothing here depends on the room there is, nor on the engine: only on the shape and on the rates.
+Nothing here depends on the room there is, nor on the engine: only on the shape and on rates.
 """
 
 from collections.abc import Hashable
@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from planners.compute import MARGIN_SHARE, device_compute_bytes, host_compute_bytes
-from planners.hardware import HOST, DeviceId
+from planners.hardware import DeviceId
 from planners.kv_cache import LaunchShape, kept_bytes
 from planners.memory import (
     host_overhead_bytes,
@@ -38,18 +38,29 @@ _ANY = DeviceId("any")
 _Key = tuple[Hashable, ...]
 
 
-class Measures:
-    """Of one model under these rates; what was asked once is remembered while one plan is made."""
+class Drawings:
+    """How many graphs were drawn for one plan."""
 
-    def __init__(self, info: ModelInfo, rates: Rates, draft: ModelInfo | None = None) -> None:
-        self.info, self.rates, self.draft = info, rates, draft
-        self._drawings = 0
+    def __init__(self) -> None:
+        self._n = 0
+
+    def has_one_more(self) -> bool:
+        """Whether another graph may be drawn; from then on estimates have to do."""
+        self._n += 1
+        return self._n <= MOST_DRAWINGS
+
+
+class Measures:
+    """Of one model; what was asked once is remembered, for one plan or for several."""
+
+    def __init__(self, info: ModelInfo, draft: ModelInfo | None = None) -> None:
+        self.info, self.draft = info, draft
         self._sizes: dict[_Key, list[int]] = {}
         self._kept: dict[_Key, list[int]] = {}
         self._compute: dict[_Key, int] = {}
         self._draft: dict[_Key, int] = {}
         self._host: dict[_Key, int] = {}
-        self._asked: dict[tuple[int, int, str, str], _Loads] = {}
+        self._asked: dict[_Key, _Loads] = {}
         self._on_host_ps: dict[_Key, list[int]] = {}
         self._on_device_ps: dict[_Key, list[int]] = {}
 
@@ -66,11 +77,6 @@ class Measures:
         for i, layer in enumerate(self.info.layers[: shape.n_cpu_moe]):
             sizes[i] -= layer.expert_bytes
         return [*sizes, self.info.output_bytes]
-
-    def draws_one_more(self) -> bool:
-        """Whether another graph may be drawn for this plan; from then on estimates have to do."""
-        self._drawings += 1
-        return self._drawings <= MOST_DRAWINGS
 
     @cached_property
     def weights_bytes(self) -> int:
@@ -123,22 +129,23 @@ class Measures:
             found = self._host[key] = fixed + compute + int(compute * MARGIN_SHARE) + outputs
         return found + self._expert_ends[min(shape.n_cpu_moe, self.info.n_layer)]
 
-    def host_ps(self, shape: LaunchShape, borrower: Rate, *, penalty: float) -> list[int]:
+    def host_ps(
+        self, shape: LaunchShape, host: Rate, borrower: Rate, *, penalty: float
+    ) -> list[int]:
         """What each layer costs on the host, in picoseconds."""
-        key = *_key(shape), borrower, penalty
+        key = *_asked_key(shape), shape.n_ubatch, host, borrower, penalty
         if (found := self._on_host_ps.get(key)) is None:
             told = self._loads(shape)
-            host = self.rates[HOST]
             costs = [_ps(penalty * _host_s(load, shape, host, borrower)) for load in told.kinds]
             found = self._on_host_ps[key] = [costs[n] for n in told.numbers]
         return found
 
-    def device_ps(self, shape: LaunchShape, rate: Rate) -> list[int]:
+    def device_ps(self, shape: LaunchShape, rate: Rate, host: Rate) -> list[int]:
         """What each layer costs on a device of that rate, in picoseconds."""
-        key = *_key(shape), shape.n_cpu_moe, rate
+        key = *_asked_key(shape), shape.n_ubatch, shape.n_cpu_moe, rate, host
         if (found := self._on_device_ps.get(key)) is None:
             told = self._loads(shape)
-            n_lean, host = shape.n_cpu_moe, self.rates[HOST]
+            n_lean = shape.n_cpu_moe
             whole = [_ps(_device_s(load, shape, rate, host, is_lean=False)) for load in told.kinds]
             found = [whole[n] for n in told.numbers]
             if n_lean:
@@ -149,13 +156,12 @@ class Measures:
             self._on_device_ps[key] = found
         return found
 
-    def speed(self, shape: LaunchShape) -> Speed:
+    def speed(self, shape: LaunchShape, rates: Rates) -> Speed:
         """Predicted tokens/s."""
-        return speed(self.info, shape, rates=self.rates, asked=self._loads(shape).asked)
+        return speed(self.info, shape, rates=rates, asked=self._loads(shape).asked)
 
     def _loads(self, shape: LaunchShape) -> "_Loads":
-        used = min(USED_TOKENS, shape.n_ctx_seq)
-        key = used, shape.n_parallel, shape.type_k, shape.type_v
+        key = _asked_key(shape)
         if (found := self._asked.get(key)) is None:
             asked = loads(self.info, shape)
             kinds = tuple(dict.fromkeys(asked))
@@ -181,6 +187,11 @@ def _key(shape: LaunchShape) -> _Key:
         shape.n_ctx, shape.n_parallel, shape.n_batch, shape.n_ubatch, shape.type_k, shape.type_v,
         shape.flash_attn, shape.embedding, shape.kv_unified, shape.swa_full,
     )  # fmt: skip
+
+
+def _asked_key(shape: LaunchShape) -> _Key:
+    """What decides `loads`: a context counts up to the tokens of it that are in use."""
+    return min(USED_TOKENS, shape.n_ctx_seq), shape.n_parallel, shape.type_k, shape.type_v
 
 
 def _device_s(load: Load, shape: LaunchShape, rate: Rate, host: Rate, *, is_lean: bool) -> float:

@@ -36,8 +36,7 @@ RATES: Rates = {HOST: SLOW, BIG: FAST, SMALL: FAST}
 def splitter(
     *devices: Budget, info: ModelInfo = INFO, rates: Rates = RATES, companion_bytes: int = 0
 ) -> Splitter:
-    measures = Measures(info, rates)
-    return Splitter(measures, devices, companion_bytes, host_room_bytes=99 * GIB)
+    return Splitter(Measures(info), devices, rates, companion_bytes, host_room_bytes=99 * GIB)
 
 
 def full(found: Splitter) -> Split:

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from planners.hardware import HOST
 from planners.kv_cache import LaunchShape
-from planners.layout.measures import MOST_DRAWINGS, Measures
+from planners.layout.measures import MOST_DRAWINGS, Drawings, Measures
 from planners.memory import host_overhead_bytes, predict
 from planners.sizes import MIB
 from planners.speed import rates
@@ -19,12 +19,12 @@ def test_every_size_is_what_memory_predicts_for_the_layer() -> None:
 
     _, on_card = predict(INFO, split, overhead_bytes={}, is_drawn=False)
 
-    sizes = Measures(INFO, RATES).sizes(replace(SHAPE, n_cpu_moe=3))
+    sizes = Measures(INFO).sizes(replace(SHAPE, n_cpu_moe=3))
     assert sum(sizes) == on_card.weights_bytes + on_card.kv_bytes
 
 
 def test_what_the_host_takes_at_least_is_what_it_takes_with_all_layers_on_devices() -> None:
-    measures = Measures(INFO, RATES)
+    measures = Measures(INFO)
     overhead = host_overhead_bytes(INFO)
     for n_cpu_moe, n_gpu_layers in ((0, 9), (3, 9), (0, 4)):
         shape = replace(SHAPE, n_cpu_moe=n_cpu_moe)
@@ -38,21 +38,22 @@ def test_what_the_host_takes_at_least_is_what_it_takes_with_all_layers_on_device
 
 
 def test_what_is_asked_again_is_answered_alike() -> None:
-    measures, fast = Measures(INFO, RATES), RATES[CARD.device_id]
+    measures, fast = Measures(INFO), RATES[CARD.device_id]
+    host = RATES[HOST]
     lean = replace(SHAPE, n_cpu_moe=8)
 
     for shape in (SHAPE, lean, SHAPE):
-        anew = Measures(INFO, RATES)
+        anew = Measures(INFO)
         assert measures.sizes(shape) == anew.sizes(shape)
-        assert measures.device_ps(shape, fast) == anew.device_ps(shape, fast)
+        assert measures.device_ps(shape, fast, host) == anew.device_ps(shape, fast, host)
         for n_gpu_layers in (1, 9):
             mine = measures.compute_bytes(shape, n_gpu_layers=n_gpu_layers)
             assert mine == anew.compute_bytes(shape, n_gpu_layers=n_gpu_layers)
 
 
 def test_the_graphs_of_one_plan_have_an_end() -> None:
-    measures = Measures(INFO, RATES)
+    drawings = Drawings()
 
-    drawn = [measures.draws_one_more() for _ in range(MOST_DRAWINGS + 1)]
+    drawn = [drawings.has_one_more() for _ in range(MOST_DRAWINGS + 1)]
 
     assert drawn == [*[True] * MOST_DRAWINGS, False]
