@@ -252,6 +252,7 @@ def _planned(
         held=ours.held,
         could_free=could_free,
         learned=view.learned,
+        dry_runs=view.dry_runs,
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from planners.backends import Engine
+from planners.dry_runs import NO_DRY_RUNS, DryRuns
 from planners.exits import Cause
 from planners.hardware import HardwareProfile
 from planners.model import ModelId, ServedModel
@@ -88,3 +89,4 @@ class View:
     settings: FleetSettings
     learned: Learned = NOTHING_LEARNED
     """Rates of the devices, as served requests showed them."""
+    dry_runs: DryRuns = NO_DRY_RUNS

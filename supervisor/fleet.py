@@ -198,7 +198,9 @@ class Fleet:
             return await self._planner.outlook(served, elsewhere, around)
         profile = await self.profile()
         others = [seen for seen in self.running() if seen.model_id != served.model_id]
-        around = Surroundings(here, rules, {}, {}, learned=self._learned).beside(others, profile)
+        around = Surroundings(
+            here, rules, {}, {}, learned=self._learned, dry_runs=self._preflights.dry_runs
+        ).beside(others, profile)
         return await self._planner.outlook(served, profile, around)
 
     async def profile(self) -> HardwareProfile:
@@ -311,21 +313,22 @@ class Fleet:
             models=self._catalogue.models,
             instances=self.running(),
             demand=self._book.demand(now_s=monotonic()),
-            hardware=self._preflights.reserved(
-                self._profile or profile, is_waiting=self._book.waiting
-            ),
+            hardware=self._profile or profile,
             engines=self._desired.engines,
             rules=self._desired.rules,
             settings=self._desired.settings,
             learned=self._learned,
+            dry_runs=self._preflights.dry_runs,
         )
 
     def _begin(self, action: Action, tasks: asyncio.TaskGroup) -> None:
         match action:
+            case Start(plan) | Restart(_, plan) if plan.doubt is not None:
+                self._preflights.begin(plan, engine=self._engine(plan), tasks=tasks)
             case Start(plan, launch_key, reason):
-                if (settled := self._settled(plan, tasks)) is not None:
-                    self._start(settled, launch_key, reason, tasks)
+                self._start(plan, launch_key, reason, tasks)
             case Restart(instance_id, plan, _):
+                self._preflights.forget(plan.model_id)
                 self._instances[instance_id].resume(plan, self._engine(plan))
             case Stop(instance_id, reason):
                 drain_s = self._desired.settings.finish_s
@@ -333,24 +336,10 @@ class Fleet:
             case Refuse(model_id, reason, retry_after_s):
                 self._refuse(model_id, reason, retry_after_s)
 
-    def _settled(self, plan: LaunchPlan, tasks: asyncio.TaskGroup) -> LaunchPlan | None:
-        """The plan to launch now; None while a dry run decides."""
-        if self._profile is None:
-            return plan
-        settled = self._preflights.settled(
-            plan,
-            engine=self._engine(plan),
-            info=self._catalogue.models[plan.model_id].info,
-            hardware=self._profile,
-            tasks=tasks,
-        )
-        if settled is not None:
-            self._preflights.forget(plan.model_id)
-        return settled
-
     def _start(
         self, plan: LaunchPlan, launch_key: str, reason: str, tasks: asyncio.TaskGroup
     ) -> None:
+        self._preflights.forget(plan.model_id)
         self._launched += 1
         instance_id = InstanceId(f"i{self._launched}")
         served = self._catalogue.models[plan.model_id]

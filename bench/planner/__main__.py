@@ -14,8 +14,8 @@ import structlog
 from bench.planner.live import Live, handful
 from bench.planner.rows import Left, Row, read_rows
 from bench.planner.scores import Error, errors, percentile, report
+from planners.dry_runs import PreflightFailed
 from planners.graph.reservation import forget
-from planners.preflight import PreflightFailed
 
 TABLE = Path(__file__).parents[1] / "data" / "planning_actuals.jsonl"
 
