@@ -55,7 +55,7 @@ class Live:
     predicted: tuple[DeviceBytes, ...]
     dry: tuple[DeviceBytes, ...] | PreflightFailed
     reported: tuple[DeviceBytes, ...]
-    dry_s: float
+    dry_s: float | None
     died: str = ""
     """The engine's last lines where it did not come up; nothing was reported then."""
 
@@ -240,14 +240,15 @@ async def one(
     used = [server for server in servers if any(server in device for device, _ in shape.split)]
     engine = reaching(engine, used)
     plan = plan_of(path, info, shape, engine=engine)
-    started_s = monotonic()
     dry: tuple[DeviceBytes, ...] | PreflightFailed = plan.predicted
+    dry_s = None
     if is_told_of(device for device, _ in shape.split):
+        started_s = monotonic()
         told = await preflight(
             plan, engine=engine, cache=PreflightCache(None), environ=os.environ, cwd=path.parent
         )
+        dry_s = monotonic() - started_s
         dry = told if isinstance(told, PreflightFailed) else measured_parts(plan, info, shape, told)
-    dry_s = monotonic() - started_s
     died = ""
     try:
         actual = await _twice(plan, engine=engine, cwd=path.parent)
