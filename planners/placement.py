@@ -35,9 +35,7 @@ from planners.layout.placed import Placed, fastest
 from planners.layout.prediction import Prediction
 from planners.layout.prompt_cache import prompt_cache
 from planners.layout.threads import n_threads
-from planners.memory import (
-    layer_devices,
-)
+from planners.memory import layer_devices
 from planners.model import LayerKind, ModelInfo, ServedModel
 from planners.plan import LaunchPlan, Shortfall
 from planners.rpc import servers_of
@@ -306,6 +304,7 @@ class _Search:
             hardware=emptied(self.hardware),
             promised=_NOTHING,
             held=_NOTHING,
+            drawings=Drawings(),
         )
         fits_idle = idle.best(engines)
         if fits_idle is not None:

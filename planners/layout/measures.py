@@ -32,14 +32,14 @@ from planners.speed import (
     step_s,
 )
 
-MOST_DRAWINGS = 8  # graphs in one plan; two are usual, and each may take 30 ms
+MOST_DRAWINGS = 24  # graphs in one search; two are usual, and each may take 30 ms
 _ANY = DeviceId("any")
 
 _Key = tuple[Hashable, ...]
 
 
 class Drawings:
-    """How many graphs were drawn for one plan."""
+    """How many graphs were drawn for one search."""
 
     def __init__(self) -> None:
         self._n = 0
@@ -131,7 +131,8 @@ class Measures:
             fixed = self.info.input_bytes + host_overhead_bytes(self.info)
             found = self._host[key] = fixed + outputs, compute + int(compute * MARGIN_SHARE)
         known, estimated = found
-        return known + with_estimates * estimated + self._expert_ends[min(shape.n_cpu_moe, self.info.n_layer)]
+        experts = self._expert_ends[min(shape.n_cpu_moe, self.info.n_layer)]
+        return known + experts + (estimated if with_estimates else 0)
 
     def host_ps(
         self, shape: LaunchShape, host: Rate, borrower: Rate, *, penalty: float

@@ -4,7 +4,8 @@ from planners.hardware import HOST, DeviceId
 from planners.kv_cache import LaunchShape
 from planners.layout.around import around_buffers, hopefully
 from planners.layout.budget import Budget, Budgets
-from planners.layout.layer_split import Splitter, layer_sizes
+from planners.layout.layer_split import Splitter
+from planners.layout.measures import Measures
 from planners.layout.placed import Placed
 from planners.plan import DeviceBytes
 from planners.sizes import GIB, MIB
@@ -15,7 +16,8 @@ INFO = model_info(n_layer=10, layer_bytes=100 * MIB)
 SHAPE = LaunchShape(n_ctx=4096, n_parallel=1, n_batch=512, n_ubatch=512)
 CARD = DeviceId("card")
 RATES: Rates = {HOST: Rate(30e9, 0.3e12), CARD: Rate(600e9, 50e12, 50e-6)}
-SIZES = layer_sizes(INFO, SHAPE)
+MEASURES = Measures(INFO)
+SIZES = MEASURES.sizes(SHAPE)
 
 
 def budgets(room_bytes: int) -> Budgets:
@@ -24,7 +26,7 @@ def budgets(room_bytes: int) -> Budgets:
 
 
 def splitter_in(room: Budgets) -> Splitter:
-    return Splitter(INFO, room.devices, RATES, 0, host_room_bytes=room.host_bytes)
+    return Splitter(MEASURES, room.devices, RATES, 0, host_room_bytes=room.host_bytes)
 
 
 def placed(layers: int, room: Budgets, *, buffer_bytes: int) -> Placed:
