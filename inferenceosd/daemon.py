@@ -198,6 +198,7 @@ class _Daemon:
             journal=journal,
             ground=self._ground,
             leaving=pools.forget,
+            heard_bytes=pools.heard_bytes,
         )
         front = _Front(build_app(fleet, pools, self._door_settings(config)))
 

@@ -31,6 +31,7 @@ from supervisor.lease import Lease, Usage
 
 REPLY_BYTES = 256 << 20  # a whole reply is held in memory: embeddings of a large batch
 ERROR_BYTES = 1 << 20
+TRIES = 2  # a request that kills a second child would kill a third
 REAPED_S = 2.0  # the fleet knows of a child's end within milliseconds; by now it certainly does
 
 T = TypeVar("T")
@@ -65,7 +66,7 @@ async def converse(
 
     `hear` may be called twice, and starts anew. Raises LeaseError, UpstreamError, what it raises.
     """
-    for is_last_try in (False, True):
+    for times in range(1, TRIES + 1):
         async with door.service.lease(
             model.model_id, caller=exchange.caller, keep_alive_s=keep_alive_s
         ) as lease:
@@ -73,12 +74,13 @@ async def converse(
             try:
                 async with _sent(door, order, lease) as response:
                     await hear(lease, response)
+                door.service.answered(lease)
                 return
-            except UpstreamGone:
-                if is_last_try or exchange.begun:
-                    raise
+            except UpstreamGone as exc:
                 # Leased meanwhile, so that nobody else is granted the slot of a dead child.
-                await door.service.until_gone(lease, within_s=REAPED_S)
+                cause = await door.service.until_gone(lease, within_s=REAPED_S)
+                if times == TRIES or exchange.begun:
+                    raise exc.explained(cause, times=times) from exc
 
 
 def _sent(door: Door, order: Order, lease: Lease) -> UpstreamRequest:

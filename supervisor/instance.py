@@ -11,18 +11,30 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from time import monotonic, time
+from typing import TypeVar
 
 import structlog
 
 from planners.backends import Engine
+from planners.durations import format_duration
 from planners.errors import PlanError
 from planners.exits import Cause, ExitKind, classify
 from planners.model import ModelId
 from planners.plan import InstanceId, LaunchPlan
-from planners.restart import GiveUp, next_restart
+from planners.progress import HangLimits, Hung, hang_limits
+from planners.restart import (
+    Death,
+    History,
+    OpenUntil,
+    RestartAt,
+    RestartRules,
+    after_answer,
+    after_death,
+)
 from planners.settings import FleetSettings
 from planners.view import InstanceState, Observed
 from supervisor.child import Child, SpawnFailed, Unreapable
+from supervisor.hang_watch import HangWatch
 from supervisor.journal import Journal
 from supervisor.launch import Launch
 from supervisor.lease import LeaseBook, Opening, Usage
@@ -49,6 +61,7 @@ _EVENT = {
     InstanceState.FAILED: "instance.failed",
 }
 
+T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
@@ -66,6 +79,8 @@ class Shop:
     """Where children stand: a folder that they cannot write and nobody puts a library into."""
     leaving: Callable[[str], None]
     """Called with the socket path of a child before it is stopped, and when it is gone."""
+    heard_bytes: Callable[[str], int]
+    """What the child behind a socket path has replied so far."""
     changed: Callable[[], None]
     """Wakes the fleet's loop."""
     device_lost: Callable[[str], None]
@@ -93,7 +108,10 @@ class Instance:
         self._state = InstanceState.LOADING
         self._launch: Launch | None = None
         self._launches = 0
-        self._deaths: list[float] = []
+        self._history = History()
+        self._ready_s: float | None = None
+        self._was_serving = self._has_answered = False
+        self._last_end: tuple[str, str] | None = None
         self._last_used_s = monotonic()
         self._loaded_at: float | None = None
         self._load_s: float | None = None
@@ -111,6 +129,8 @@ class Instance:
         try:
             while not self._stop_asked.is_set():
                 cause = await self._outcome()
+                if cause is not None and self._launch is not None:
+                    self._last_end = (self._launch.socket_path, cause.summary)
                 if cause is None or self._stop_asked.is_set():
                     break
                 self._fall_back(cause)
@@ -143,6 +163,17 @@ class Instance:
             self._decode_rate = _averaged(self._decode_rate, usage.decode_tokens / usage.decode_s)
         if usage.prompt_s > 0 and usage.prompt_tokens > 0:
             self._prompt_rate = _averaged(self._prompt_rate, usage.prompt_tokens / usage.prompt_s)
+
+    def answered(self, socket_path: str) -> None:
+        """A request was answered by the child behind `socket_path`, where that still runs."""
+        if self._launch is not None and self._launch.socket_path == socket_path:
+            self._has_answered = True
+            self._history = after_answer(self._history)
+
+    def why_ended(self, socket_path: str) -> str | None:
+        """Why the child behind `socket_path` ended unasked; None where it is not the last one."""
+        path, why = self._last_end or ("", "")
+        return why if path == socket_path else None
 
     def log_lines(self, n: int) -> tuple[str, ...]:
         """Up to `n` newest lines of the running child's log, or of the last one's."""
@@ -195,6 +226,7 @@ class Instance:
     async def _launch_once(self) -> Cause | None:
         """One child from exec to reaped; the cause of its end, None when it was wanted."""
         self._launches += 1
+        self._ready_s, self._has_answered, self._was_serving = None, False, False
         shop = self._shop
         launch = self._launch = Launch(
             self._plan,
@@ -221,13 +253,18 @@ class Instance:
         cause = await self._load(launch, child)
         if cause is not None or self._stop_asked.is_set():
             return cause
-        self._load_s, self._loaded_at = monotonic() - started_s, time()
+        self._ready_s = monotonic()
+        self._load_s, self._loaded_at = self._ready_s - started_s, time()
         self._enter(InstanceState.READY, load_s=round(self._load_s, 3))
         self._shop.book.open(self._opening(launch), now_s=monotonic())
-        await _first(child.wait(), self._stop_asked.wait())
+        watch = self._hang_watch(launch)
+        hung = await _first_of(watch.until_hung(), child.wait(), self._stop_asked.wait())
         if child.returncode is not None:
             return await _cause(child)
-        await self._drain(child)
+        if hung is not None:
+            return self._put_down(child, hung)
+        if (hung := await self._drain(child, watch)) is not None:
+            self._put_down(child, hung)
         self._enter(InstanceState.STOPPING)
         self._shop.leaving(launch.socket_path)
         return None
@@ -241,43 +278,78 @@ class Instance:
             return await _cause(child)
         if launch.is_loaded or self._stop_asked.is_set():
             return None
-        summary = f"it made no progress while loading for {load_s:.0f} s"
-        return Cause(ExitKind.HUNG, summary, None, child.log.last(CAUSE_LINES))
+        stalled = Hung(f"it made no progress while loading for {load_s:.0f} s")
+        return self._put_down(child, stalled)
 
-    async def _drain(self, child: Child) -> None:
+    def _hang_watch(self, launch: Launch) -> HangWatch:
+        def limits() -> HangLimits:
+            return hang_limits(launch.plan, hang_s=self._shop.settings().hang_s)
+
+        return HangWatch(
+            launch,
+            self.instance_id,
+            book=self._shop.book,
+            heard_bytes=self._shop.heard_bytes,
+            limits=limits,
+        )
+
+    def _put_down(self, child: Child, hung: Hung) -> Cause:
+        """Kill a child that hangs; asking it to end would only take longer."""
+        self._record("instance.hung", reason=hung.reason, pid=child.pid)
+        child.kill()
+        return Cause(ExitKind.HUNG, f"it hung: {hung.reason}", None, child.log.last(CAUSE_LINES))
+
+    async def _drain(self, child: Child, watch: HangWatch) -> Hung | None:
         """Let the running requests end, until the time stop() set, be it anew meanwhile."""
         book = self._shop.book
         while (left_s := self._drain_until_s - monotonic()) > 0:
             if child.returncode is not None or not book.running(self.instance_id):
-                return
+                return None
             self._hurried.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     idle = book.until_idle(self.instance_id)
-                    await _first(idle, child.wait(), self._hurried.wait())
+                    hung = await _first_of(
+                        watch.until_hung(), idle, child.wait(), self._hurried.wait()
+                    )
+                    if hung is not None:
+                        return hung
+        return None
 
     def _fall_back(self, cause: Cause) -> None:
-        """After an unwanted end: BACKOFF, or FAILED when trying again is hopeless."""
-        now_s, settings = monotonic(), self._shop.settings()
+        """After an unwanted end: BACKOFF, or FAILED when trying again is hopeless, or not yet due.
+
+        Out of memory is no strike: it says nothing against the model, and waits for its own time.
+        """
+        now_s = monotonic()
         self._cause = replace(cause, log_tail=cause.log_tail[-CAUSE_LINES:])
-        self._deaths = [at_s for at_s in self._deaths if at_s > now_s - settings.restart_window_s]
-        self._deaths.append(now_s)
         if cause.kind is ExitKind.DEVICE_LOST:
             self._shop.device_lost(cause.summary)
-        verdict = next_restart(
-            self._deaths,
-            now_s=now_s,
-            window_s=settings.restart_window_s,
-            limit=settings.restart_limit,
-        )
         if cause.kind in OUT_OF_MEMORY:
             self._retry_at_s = now_s + OOM_RETRY_S
             self._enter(InstanceState.FAILED, reason=cause.summary)
-        elif cause.kind in HOPELESS or isinstance(verdict, GiveUp):
+        elif cause.kind in HOPELESS:
             self._enter(InstanceState.FAILED, reason=cause.summary)
         else:
-            self._retry_at_s = verdict.at_s
+            self._back_off(self._cause, now_s=now_s)
+
+    def _back_off(self, cause: Cause, *, now_s: float) -> None:
+        settings = self._shop.settings()
+        death = Death(
+            at_s=now_s,
+            lived_s=None if self._ready_s is None else now_s - self._ready_s,
+            was_serving=self._was_serving,
+            had_answered=self._has_answered,
+        )
+        rules = RestartRules(settings.restart_window_s, settings.restart_limit, settings.cooldown_s)
+        self._history, verdict = after_death(self._history, death, rules=rules)
+        self._retry_at_s = verdict.at_s
+        if isinstance(verdict, RestartAt):
             self._enter(InstanceState.BACKOFF, reason=cause.summary)
+            return
+        reason = f"{cause.summary}; {_left_alone(verdict, now_s=now_s)}"
+        self._cause = replace(cause, summary=reason)
+        self._enter(InstanceState.FAILED, reason=reason, deaths=verdict.deaths)
 
     def _opening(self, launch: Launch) -> Opening:
         plan = launch.plan
@@ -296,6 +368,7 @@ class Instance:
         busy = book.running(self.instance_id)
         used_s = monotonic() if busy else book.idle_since_s(self.instance_id)
         self._last_used_s = max(self._last_used_s, used_s or 0.0)
+        self._was_serving = bool(busy)
         book.close(self.instance_id)
         self._shop.leaving(launch.socket_path)
 
@@ -316,10 +389,31 @@ def _averaged(average: float | None, newest: float) -> float:
     return newest if average is None else average + RATE_WEIGHT * (newest - average)
 
 
+def _left_alone(verdict: OpenUntil, *, now_s: float) -> str:
+    cooldown = format_duration(verdict.at_s - now_s)
+    return (
+        f"it died {verdict.deaths} times of late, so the next load is tried by the first request"
+        f" after {cooldown}, or at once after inferenceosctl retry"
+    )
+
+
 async def _cause(child: Child) -> Cause:
     """Why a child ended that was not asked to, once its last words are read."""
     await child.wait()
     return classify(child.returncode, child.log.last(TELLING_LINES), wanted=False)
+
+
+async def _first_of(
+    watch: Coroutine[object, object, T], *waits: Coroutine[object, object, object]
+) -> T | None:
+    """What `watch` gives, or None where one of the waits is over before."""
+    found: list[T] = []
+
+    async def watched() -> None:
+        found.append(await watch)
+
+    await _first(watched(), *waits)
+    return found[0] if found else None
 
 
 async def _first(*waits: Coroutine[object, object, object]) -> None:

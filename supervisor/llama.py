@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import httpx
 import msgspec
 
+from planners.progress import Steps
+
 _STATE_LINE = "cmd_child_to_router:state:"
 EXIT_LINE = b"cmd_router_to_child:exit\n"
 """Ends a loaded child that speaks the protocol. SIGTERM would not: it then waits for its stdin."""
@@ -56,6 +58,47 @@ def client_of(socket_path: str, *, timeout_s: float | None) -> httpx.AsyncClient
     return httpx.AsyncClient(
         transport=transport, base_url="http://child", timeout=timeout_s, trust_env=False
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsTold:
+    """What /slots says of the work under way."""
+
+    busy: int
+    steps: Steps
+
+
+class _NextToken(msgspec.Struct):
+    n_decoded: int = 0
+
+
+class _Slot(msgspec.Struct):
+    is_processing: bool = False
+    id_task: int = -1
+    n_prompt_tokens_processed: int = 0
+    next_token: list[_NextToken] | _NextToken = msgspec.field(default_factory=list)
+
+
+_SLOTS = msgspec.json.Decoder(list[_Slot])
+
+
+async def slots_told(client: httpx.AsyncClient) -> SlotsTold | None:
+    """What the slots count; None where /slots is not answered in time, or not understood.
+
+    It goes through the child's task queue, so it waits for the decode step that runs.
+    """
+    try:
+        reply = await client.get("/slots")
+        slots = _SLOTS.decode(reply.content)
+    except (httpx.TransportError, msgspec.DecodeError):
+        return None
+    return SlotsTold(sum(slot.is_processing for slot in slots), tuple(map(_steps, slots)))
+
+
+def _steps(slot: _Slot) -> tuple[int, ...]:
+    following = slot.next_token if isinstance(slot.next_token, list) else [slot.next_token]
+    decoded = sum(token.n_decoded for token in following)
+    return slot.id_task, slot.n_prompt_tokens_processed, decoded
 
 
 async def is_healthy(client: httpx.AsyncClient) -> bool:

@@ -1,0 +1,93 @@
+"""Looks at one child while leases are held on it, and tells when it hangs. Idle, it costs nothing.
+
+What the signs mean is decided by planners.progress.
+"""
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+
+import structlog
+
+from planners.plan import InstanceId
+from planners.progress import (
+    Course,
+    HangLimits,
+    Hung,
+    Signs,
+    Slow,
+    begun,
+    continued,
+    resumed,
+    verdict,
+)
+from supervisor.launch import Launch
+from supervisor.lease import LeaseBook
+from supervisor.llama import SlotsTold, client_of, is_healthy, slots_told
+from supervisor.pulse import NOTHING, work_of
+
+log = structlog.get_logger(__name__)
+
+
+class HangWatch:
+    """Of one launch that is ready. `until_hung` may be awaited again: it goes on where it was."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        instance_id: InstanceId,
+        *,
+        book: LeaseBook,
+        heard_bytes: Callable[[str], int],
+        limits: Callable[[], HangLimits],
+    ) -> None:
+        self._launch, self._instance_id, self._book = launch, instance_id, book
+        self._heard_bytes, self._limits = heard_bytes, limits
+        self._course: Course | None = None
+
+    async def until_hung(self) -> Hung:
+        """The evidence, once the child hangs."""
+        while True:
+            await self._book.until_busy(self._instance_id)
+            if (hung := await self._watched_while_busy()) is not None:
+                return hung
+
+    async def _watched_while_busy(self) -> Hung | None:
+        signs = self._quick_signs()
+        course = begun(signs) if self._course is None else resumed(self._course, signs)
+        was_slow = False
+        while self._book.running(self._instance_id):
+            limits = self._limits()
+            await asyncio.sleep(limits.sample_s)  # a cadence
+            self._course = course = continued(course, await self._signs(course), limits=limits)
+            found = verdict(course, limits=limits)
+            if isinstance(found, Hung):
+                return found
+            silent_s = found.silent_s if isinstance(found, Slow) else 0.0
+            if silent_s >= limits.hang_s and not was_slow:
+                log.info("instance.slow", instance_id=self._instance_id, silent_s=silent_s)
+            was_slow = silent_s >= limits.hang_s
+        return None
+
+    async def _signs(self, course: Course) -> Signs:
+        """What is to be seen now; the child is asked only while no reply comes in."""
+        if self._heard_bytes(self._launch.socket_path) != course.last.heard_bytes:
+            return self._quick_signs()
+        answer_s = self._limits().answer_s
+        async with client_of(self._launch.socket_path, timeout_s=answer_s) as client:
+            is_answering = await is_healthy(client)
+            told = await slots_told(client) if is_answering else None
+        return self._quick_signs(is_answering=is_answering, told=told)
+
+    def _quick_signs(self, *, is_answering: bool = True, told: SlotsTold | None = None) -> Signs:
+        pid = self._launch.pid
+        work = NOTHING if pid is None else work_of(pid)
+        return Signs(
+            at_s=monotonic(),
+            heard_bytes=self._heard_bytes(self._launch.socket_path),
+            cpu_s=work.cpu_s,
+            disk_reads=work.disk_reads,
+            is_answering=is_answering,
+            steps=told.steps if told is not None else None,
+            busy_slots=told.busy if told is not None else None,
+        )
