@@ -94,6 +94,15 @@ def listen_privately(path: Path) -> socket.socket:
     return sock
 
 
+def file_key(path: Path) -> tuple[int, int] | None:
+    """What tells the file at `path` from any that takes its place; None where there is none."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _remove_stale(path: Path) -> None:
     try:
         mode = path.lstat().st_mode

@@ -30,6 +30,19 @@ class ExitKind(Enum):
     """Ours, not the child's."""
 
 
+HOPELESS = frozenset(
+    {
+        ExitKind.BAD_MODEL,
+        ExitKind.BAD_FLAG,
+        ExitKind.ILLEGAL_INSTRUCTION,
+        ExitKind.MISSING_LIBRARY,
+        ExitKind.BUG,
+    }
+)
+"""Exits that the same plan and file will only repeat."""
+OUT_OF_MEMORY = frozenset({ExitKind.DEVICE_OOM, ExitKind.HOST_OOM})
+
+
 @dataclass(frozen=True, slots=True)
 class Cause:
     """One exit, explained."""

@@ -6,6 +6,8 @@ trial ─ an answer was served, or it lived for window_s → closed;  it died �
 
 from dataclasses import dataclass, replace
 
+from planners.durations import format_duration
+
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 LONGEST_COOLDOWN_S = 900.0
@@ -95,6 +97,15 @@ def after_death(
 def after_answer(history: History) -> History:
     """An answer was served: a breaker that was open is closed, and what opened it forgiven."""
     return History() if history.openings else history
+
+
+def left_alone(verdict: OpenUntil, *, now_s: float) -> str:
+    """When it is tried again, as a clause."""
+    cooldown = format_duration(verdict.at_s - now_s)
+    return (
+        f"it died {verdict.deaths} times of late, so the next load is tried by the first request"
+        f" after {cooldown}, or at once after inferenceosctl retry"
+    )
 
 
 def _delay_s(total: float) -> float:

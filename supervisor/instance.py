@@ -5,31 +5,29 @@ with which plan to launch again is decided by reconcile and told through `resume
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from time import monotonic, time
-from typing import TypeVar
 
 import structlog
 
 from planners.backends import Engine
-from planners.durations import format_duration
 from planners.errors import PlanError
-from planners.exits import Cause, ExitKind, classify
+from planners.exits import HOPELESS, OUT_OF_MEMORY, Cause, ExitKind, classify
 from planners.model import ModelId
 from planners.plan import InstanceId, LaunchPlan
 from planners.progress import HangLimits, Hung, hang_limits
 from planners.restart import (
     Death,
     History,
-    OpenUntil,
     RestartAt,
     RestartRules,
     after_answer,
     after_death,
+    left_alone,
 )
 from planners.settings import FleetSettings
 from planners.view import InstanceState, Observed
@@ -38,17 +36,10 @@ from supervisor.hang_watch import HangWatch
 from supervisor.journal import Journal
 from supervisor.launch import Launch
 from supervisor.lease import LeaseBook, Opening, Usage
+from supervisor.race import first, found_first
 
 TELLING_LINES = 200  # lines of log that are searched for a cause
 CAUSE_LINES = 20  # of which a cause keeps the last
-HOPELESS = {  # exits that the same plan and file will only repeat
-    ExitKind.BAD_MODEL,
-    ExitKind.BAD_FLAG,
-    ExitKind.ILLEGAL_INSTRUCTION,
-    ExitKind.MISSING_LIBRARY,
-    ExitKind.BUG,
-}
-OUT_OF_MEMORY = {ExitKind.DEVICE_OOM, ExitKind.HOST_OOM}
 OOM_RETRY_S = 30.0  # a model that did not fit is tried again on demand, memory may be back
 RATE_WEIGHT = 0.3  # of the newest exchange in the moving average of tokens/s
 
@@ -61,7 +52,6 @@ _EVENT = {
     InstanceState.FAILED: "instance.failed",
 }
 
-T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
@@ -134,7 +124,7 @@ class Instance:
                 if cause is None or self._stop_asked.is_set():
                     break
                 self._fall_back(cause)
-                await _first(self._stop_asked.wait(), self._resumed.wait())
+                await first(self._stop_asked.wait(), self._resumed.wait())
                 self._resumed.clear()
         finally:
             self._shop.book.close(self.instance_id)
@@ -258,7 +248,7 @@ class Instance:
         self._enter(InstanceState.READY, load_s=round(self._load_s, 3))
         self._shop.book.open(self._opening(launch), now_s=monotonic())
         watch = self._hang_watch(launch)
-        hung = await _first_of(watch.until_hung(), child.wait(), self._stop_asked.wait())
+        hung = await found_first(watch.until_hung(), child.wait(), self._stop_asked.wait())
         if child.returncode is not None:
             return await _cause(child)
         if hung is not None:
@@ -273,7 +263,7 @@ class Instance:
         """Wait for health; a cause when the child ends, or makes no progress for load_s."""
         load_s = self._shop.settings().load_s
         loaded = launch.until_loaded(stall_s=load_s)
-        await _first(loaded, child.wait(), self._stop_asked.wait())
+        await first(loaded, child.wait(), self._stop_asked.wait())
         if child.returncode is not None:
             return await _cause(child)
         if launch.is_loaded or self._stop_asked.is_set():
@@ -309,7 +299,7 @@ class Instance:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     idle = book.until_idle(self.instance_id)
-                    hung = await _first_of(
+                    hung = await found_first(
                         watch.until_hung(), idle, child.wait(), self._hurried.wait()
                     )
                     if hung is not None:
@@ -347,7 +337,7 @@ class Instance:
         if isinstance(verdict, RestartAt):
             self._enter(InstanceState.BACKOFF, reason=cause.summary)
             return
-        reason = f"{cause.summary}; {_left_alone(verdict, now_s=now_s)}"
+        reason = f"{cause.summary}; {left_alone(verdict, now_s=now_s)}"
         self._cause = replace(cause, summary=reason)
         self._enter(InstanceState.FAILED, reason=reason, deaths=verdict.deaths)
 
@@ -389,42 +379,7 @@ def _averaged(average: float | None, newest: float) -> float:
     return newest if average is None else average + RATE_WEIGHT * (newest - average)
 
 
-def _left_alone(verdict: OpenUntil, *, now_s: float) -> str:
-    cooldown = format_duration(verdict.at_s - now_s)
-    return (
-        f"it died {verdict.deaths} times of late, so the next load is tried by the first request"
-        f" after {cooldown}, or at once after inferenceosctl retry"
-    )
-
-
 async def _cause(child: Child) -> Cause:
     """Why a child ended that was not asked to, once its last words are read."""
     await child.wait()
     return classify(child.returncode, child.log.last(TELLING_LINES), wanted=False)
-
-
-async def _first_of(
-    watch: Coroutine[object, object, T], *waits: Coroutine[object, object, object]
-) -> T | None:
-    """What `watch` gives, or None where one of the waits is over before."""
-    found: list[T] = []
-
-    async def watched() -> None:
-        found.append(await watch)
-
-    await _first(watched(), *waits)
-    return found[0] if found else None
-
-
-async def _first(*waits: Coroutine[object, object, object]) -> None:
-    """Return once one of the waits is over, or raise what it raised; the others are cancelled."""
-    # Not a TaskGroup: it has no way to be left once the first is done, but by an exception.
-    tasks = [asyncio.create_task(wait) for wait in waits]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()

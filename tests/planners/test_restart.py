@@ -13,6 +13,7 @@ from planners.restart import (
     RestartRules,
     after_answer,
     after_death,
+    left_alone,
     strikes,
 )
 
@@ -122,6 +123,14 @@ def test_a_trial_that_lived_for_the_window_starts_afresh() -> None:
     _, verdict = died(idle_for_long, history=history)
 
     assert verdict == RestartAt(2000.0)
+
+
+def test_when_a_model_left_alone_is_tried_again_is_said() -> None:
+    said = left_alone(OpenUntil(160.0, deaths=5), now_s=100.0)
+
+    assert "died 5 times" in said
+    assert "after 1m" in said
+    assert "inferenceosctl retry" in said
 
 
 deaths = st.builds(
