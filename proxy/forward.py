@@ -32,6 +32,7 @@ from supervisor.lease import Lease, Usage
 REPLY_BYTES = 256 << 20  # a whole reply is held in memory: embeddings of a large batch
 ERROR_BYTES = 1 << 20
 TRIES = 2  # a request that kills a second child would kill a third
+CAUSE_S = 0.5  # a caller who waits for its error is not kept longer for the cause
 REAPED_S = 2.0  # the fleet knows of a child's end within milliseconds; by now it certainly does
 
 T = TypeVar("T")
@@ -78,8 +79,10 @@ async def converse(
                 return
             except UpstreamGone as exc:
                 # Leased meanwhile, so that nobody else is granted the slot of a dead child.
-                cause = await door.service.until_gone(lease, within_s=REAPED_S)
-                if times == TRIES or exchange.begun:
+                is_over = times == TRIES or exchange.begun
+                limit_s = CAUSE_S if is_over else REAPED_S
+                cause = await door.service.until_gone(lease, within_s=limit_s)
+                if is_over:
                     raise exc.explained(cause, times=times) from exc
 
 

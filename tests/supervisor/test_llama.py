@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.llama import ChildState, client_of, is_healthy, parse_state
+from supervisor.llama import (
+    ChildState,
+    SlotsTold,
+    client_of,
+    is_healthy,
+    parse_state,
+    slots_told,
+)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +67,46 @@ async def test_a_child_is_healthy_once_it_says_so(
         client_of(path, timeout_s=5.0) as client,
     ):
         assert await is_healthy(client) is healthy
+
+
+BUSY = (
+    b'{"id":0,"n_ctx":2048,"is_processing":true,"id_task":7,"n_prompt_tokens":1801,'
+    b'"n_prompt_tokens_processed":1801,"params":{"seed":1},"next_token":'
+)
+FREE = b'{"id":1,"n_ctx":2048,"is_processing":false}'
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        pytest.param(
+            b"[" + BUSY + b'[{"n_decoded":35,"n_remain":5}]},' + FREE + b"]",
+            SlotsTold(busy=1, steps=((7, 1801, 35), (-1, 0, 0))),
+            id="today's form",
+        ),
+        pytest.param(
+            b"[" + BUSY + b'{"n_decoded":35}}]',
+            SlotsTold(busy=1, steps=((7, 1801, 35),)),
+            id="an object for the next token",
+        ),
+        pytest.param(b'{"error":{"code":501}}', None, id="refused"),
+        pytest.param(b"[", None, id="no JSON"),
+    ],
+)
+async def test_what_the_slots_count_is_read_where_it_is_told(
+    short_dir: Path, body: bytes, told: SlotsTold | None
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.close()
+
+    path = str(short_dir / "child.sock")
+    async with (
+        await asyncio.start_unix_server(answer, path),
+        client_of(path, timeout_s=5.0) as client,
+    ):
+        assert await slots_told(client) == told
 
 
 def test_a_client_of_a_child_loads_no_certificates() -> None:
