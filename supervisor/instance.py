@@ -16,7 +16,7 @@ import structlog
 
 from planners.backends import Engine
 from planners.errors import PlanError
-from planners.exits import HOPELESS, OUT_OF_MEMORY, Cause, ExitKind, classify
+from planners.exits import OUT_OF_MEMORY, Cause, ExitKind, classify, is_hopeless
 from planners.model import ModelId
 from planners.plan import InstanceId, LaunchPlan
 from planners.progress import HangLimits, Hung, hang_limits
@@ -318,7 +318,7 @@ class Instance:
         if cause.kind in OUT_OF_MEMORY:
             self._retry_at_s = now_s + OOM_RETRY_S
             self._enter(InstanceState.FAILED, reason=cause.summary)
-        elif cause.kind in HOPELESS:
+        elif is_hopeless(cause.kind, had_answered=self._has_answered):
             self._enter(InstanceState.FAILED, reason=cause.summary)
         else:
             self._back_off(self._cause, now_s=now_s)
