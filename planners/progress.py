@@ -31,6 +31,8 @@ class Signs:
     """Processor time it has used."""
     disk_reads: int
     """A count that grows with each page or block it reads."""
+    is_runnable: bool
+    """It runs, or waits for a processor that others hold."""
     is_answering: bool
     """/health was answered, or a reply is coming in."""
     steps: Steps | None
@@ -122,7 +124,8 @@ def continued(course: Course, signs: Signs, *, limits: HangLimits) -> Course:
     elapsed_s = at_s - last.at_s
     if elapsed_s > limits.late_s:
         return begun(signs)
-    computes = signs.cpu_s - last.cpu_s >= WORKING_CORES * elapsed_s
+    is_starved = signs.is_runnable and not signs.is_answering
+    computes = is_starved or signs.cpu_s - last.cpu_s >= WORKING_CORES * elapsed_s
     reads = signs.disk_reads > last.disk_reads
     steps = course.steps if signs.steps is None else signs.steps
     has_stepped = course.steps is not None and steps != course.steps

@@ -5,6 +5,7 @@ What the signs mean is decided by planners.progress.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from time import monotonic
 
 import structlog
@@ -23,7 +24,7 @@ from planners.progress import (
 )
 from supervisor.launch import Launch
 from supervisor.lease import LeaseBook
-from supervisor.llama import SlotsTold, client_of, is_healthy, slots_told
+from supervisor.llama import client_of, is_healthy, slots_told
 from supervisor.pulse import NOTHING, work_of
 
 log = structlog.get_logger(__name__)
@@ -71,15 +72,21 @@ class HangWatch:
 
     async def _signs(self, course: Course) -> Signs:
         """What is to be seen now; the child is asked only while no reply comes in."""
-        if self._heard_bytes(self._launch.socket_path) != course.last.heard_bytes:
-            return self._quick_signs()
+        quick = self._quick_signs()  # its work is read before it is asked: answering is work, too
+        if quick.heard_bytes != course.last.heard_bytes:
+            return quick
         answer_s = self._limits().answer_s
         async with client_of(self._launch.socket_path, timeout_s=answer_s) as client:
             is_answering = await is_healthy(client)
             told = await slots_told(client) if is_answering else None
-        return self._quick_signs(is_answering=is_answering, told=told)
+        return replace(
+            quick,
+            is_answering=is_answering,
+            steps=told.steps if told is not None else None,
+            busy_slots=told.busy if told is not None else None,
+        )
 
-    def _quick_signs(self, *, is_answering: bool = True, told: SlotsTold | None = None) -> Signs:
+    def _quick_signs(self) -> Signs:
         pid = self._launch.pid
         work = NOTHING if pid is None else work_of(pid)
         return Signs(
@@ -87,7 +94,8 @@ class HangWatch:
             heard_bytes=self._heard_bytes(self._launch.socket_path),
             cpu_s=work.cpu_s,
             disk_reads=work.disk_reads,
-            is_answering=is_answering,
-            steps=told.steps if told is not None else None,
-            busy_slots=told.busy if told is not None else None,
+            is_runnable=work.is_runnable,
+            is_answering=True,
+            steps=None,
+            busy_slots=None,
         )

@@ -11,15 +11,17 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Both only grow."""
+    """What it has done so far, and whether it would do more now."""
 
     cpu_s: float
     """Of all its threads, in user and kernel mode."""
     disk_reads: int
     """Pages that it waited for, and blocks it read; 0 where the kernel does not tell."""
+    is_runnable: bool
+    """Its main thread, which decodes, runs or waits for a processor."""
 
 
-NOTHING = Work(0.0, 0)
+NOTHING = Work(0.0, 0, is_runnable=False)
 
 
 def work_of(pid: int) -> Work:
@@ -35,7 +37,8 @@ def _linux_work(pid: int) -> Work:
         # After the name, which may hold anything: state is field 3 of proc(5), and the first here.
         fields = file.read().rpartition(b")")[2].split()
     major_faults, ticks = int(fields[9]), int(fields[11]) + int(fields[12])
-    return Work(ticks / _TICKS_PER_S, major_faults + _blocks_read(pid))
+    reads = major_faults + _blocks_read(pid)
+    return Work(ticks / _TICKS_PER_S, reads, is_runnable=fields[0] == b"R")
 
 
 def _blocks_read(pid: int) -> int:
@@ -48,5 +51,7 @@ def _blocks_read(pid: int) -> int:
 
 
 def _portable_work(pid: int) -> Work:
-    used = psutil.Process(pid).cpu_times()
-    return Work(used.user + used.system, 0)
+    process = psutil.Process(pid)
+    used = process.cpu_times()
+    is_runnable = process.status() == psutil.STATUS_RUNNING
+    return Work(used.user + used.system, 0, is_runnable)

@@ -26,6 +26,7 @@ FIRST = Signs(
     heard_bytes=1000,
     cpu_s=50.0,
     disk_reads=10,
+    is_runnable=False,
     is_answering=True,
     steps=STUCK,
     busy_slots=1,
@@ -39,6 +40,7 @@ def seen_for(
     is_answering: bool = True,
     bytes_per_s: float = 0.0,
     reads_per_s: float = 0.0,
+    is_runnable: bool = False,
     tokens_per_s: float = 0.0,
     has_slots: bool = True,
     busy_slots: int = 1,
@@ -55,6 +57,7 @@ def seen_for(
             heard_bytes=first.heard_bytes + int(passed_s * bytes_per_s),
             cpu_s=first.cpu_s + passed_s * cores,
             disk_reads=first.disk_reads + int(passed_s * reads_per_s),
+            is_runnable=is_runnable,
             is_answering=is_answering,
             steps=((7, 512, decoded), (-1, 0, 0)) if has_slots else None,
             busy_slots=busy_slots if has_slots else None,
@@ -78,8 +81,13 @@ def test_a_child_that_gets_on_is_alive_however_long_it_takes(signs: dict[str, fl
 
 @pytest.mark.parametrize(
     "signs",
-    [{"cores": 2.0, "has_slots": False}, {"reads_per_s": 100.0}, {"cores": 0.06}],
-    ids=["a long batch", "weights from a slow disk", "starved by others"],
+    [
+        {"cores": 2.0, "has_slots": False},
+        {"reads_per_s": 100.0},
+        {"cores": 0.06},
+        {"is_runnable": True, "is_answering": False, "has_slots": False},
+    ],
+    ids=["a long batch", "weights from a slow disk", "a small share", "starved by others"],
 )
 def test_a_child_at_work_is_slow_and_not_hung(signs: dict[str, float]) -> None:
     assert judged(500.0, **signs) == Slow(500.0)

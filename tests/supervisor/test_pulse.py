@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 
@@ -25,6 +26,17 @@ def test_disk_reads_only_grow() -> None:
     before = work_of(os.getpid())
 
     assert work_of(os.getpid()).disk_reads >= before.disk_reads
+
+
+def test_a_process_that_runs_is_runnable_and_one_that_waits_is_not() -> None:
+    assert work_of(os.getpid()).is_runnable
+    with subprocess.Popen(["sleep", "60"]) as child:
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+
+        assert not work_of(child.pid).is_runnable
+
+        child.kill()
 
 
 def test_a_process_that_is_gone_does_nothing() -> None:
