@@ -24,8 +24,8 @@ from planners.progress import (
 )
 from supervisor.launch import Launch
 from supervisor.lease import LeaseBook
-from supervisor.llama import client_of, is_healthy, slots_told
-from supervisor.pulse import NOTHING, work_of
+from supervisor.llama import answers, client_of, slots_told
+from supervisor.pulse import work_of
 
 log = structlog.get_logger(__name__)
 
@@ -54,30 +54,42 @@ class HangWatch:
                 return hung
 
     async def _watched_while_busy(self) -> Hung | None:
-        signs = self._quick_signs()
-        course = begun(signs) if self._course is None else resumed(self._course, signs)
-        was_slow = False
+        is_first, was_slow = True, False
         while self._book.running(self._instance_id):
             limits = self._limits()
+            if (signs := await self._signs(is_first=is_first)) is not None:
+                course = self._course = self._with(signs, is_first=is_first, limits=limits)
+                is_first = False
+                found = verdict(course, limits=limits)
+                if isinstance(found, Hung):
+                    return found
+                silent_s = found.silent_s if isinstance(found, Slow) else 0.0
+                if silent_s >= limits.hang_s and not was_slow:
+                    log.info("instance.slow", instance_id=self._instance_id, silent_s=silent_s)
+                was_slow = silent_s >= limits.hang_s
             await asyncio.sleep(limits.sample_s)  # a cadence
-            self._course = course = continued(course, await self._signs(course), limits=limits)
-            found = verdict(course, limits=limits)
-            if isinstance(found, Hung):
-                return found
-            silent_s = found.silent_s if isinstance(found, Slow) else 0.0
-            if silent_s >= limits.hang_s and not was_slow:
-                log.info("instance.slow", instance_id=self._instance_id, silent_s=silent_s)
-            was_slow = silent_s >= limits.hang_s
         return None
 
-    async def _signs(self, course: Course) -> Signs:
-        """What is to be seen now; the child is asked only while no reply comes in."""
+    def _with(self, signs: Signs, *, is_first: bool, limits: HangLimits) -> Course:
+        if self._course is None:
+            return begun(signs)
+        if is_first:
+            return resumed(self._course, signs)
+        return continued(self._course, signs, limits=limits)
+
+    async def _signs(self, *, is_first: bool) -> Signs | None:
+        """What is to be seen now; the child is asked only while no reply comes in.
+
+        None where the kernel tells nothing, which proves nothing.
+        """
         quick = self._quick_signs()  # its work is read before it is asked: answering is work, too
-        if quick.heard_bytes != course.last.heard_bytes:
+        if quick is None or is_first or self._course is None:
+            return quick
+        if quick.heard_bytes != self._course.last.heard_bytes:
             return quick
         answer_s = self._limits().answer_s
         async with client_of(self._launch.socket_path, timeout_s=answer_s) as client:
-            is_answering = await is_healthy(client)
+            is_answering = await answers(client)
             told = await slots_told(client) if is_answering else None
         return replace(
             quick,
@@ -86,9 +98,11 @@ class HangWatch:
             busy_slots=told.busy if told is not None else None,
         )
 
-    def _quick_signs(self) -> Signs:
+    def _quick_signs(self) -> Signs | None:
         pid = self._launch.pid
-        work = NOTHING if pid is None else work_of(pid)
+        work = None if pid is None else work_of(pid)
+        if work is None:
+            return None
         return Signs(
             at_s=monotonic(),
             heard_bytes=self._heard_bytes(self._launch.socket_path),

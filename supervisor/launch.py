@@ -114,8 +114,9 @@ class Launch:
         now_s = monotonic()
         if now_s - self._progressed_s <= min(stall_s, LOOK_S):
             return False
-        if self.pid is not None and (reads := work_of(self.pid).disk_reads) > self._disk_reads:
-            self._disk_reads, self._progressed_s = reads, now_s
+        work = None if self.pid is None else work_of(self.pid)
+        if work is not None and work.disk_reads > self._disk_reads:
+            self._disk_reads, self._progressed_s = work.disk_reads, now_s
         return now_s - self._progressed_s > stall_s
 
     def _heard(self, line: str) -> None:

@@ -5,6 +5,7 @@ The state lines are llama.cpp's router protocol (tools/server/server-models.cpp,
 LLAMA_SERVER_ROUTER_PORT in the environment; without them /health alone decides.
 """
 
+import errno
 from dataclasses import dataclass
 
 import httpx
@@ -12,6 +13,8 @@ import msgspec
 
 from planners.progress import Steps
 
+_OURS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""What a connection fails of for lack of something of our own; the other side had no part in it."""
 _STATE_LINE = "cmd_child_to_router:state:"
 EXIT_LINE = b"cmd_router_to_child:exit\n"
 """Ends a loaded child that speaks the protocol. SIGTERM would not: it then waits for its stdin."""
@@ -108,3 +111,20 @@ async def is_healthy(client: httpx.AsyncClient) -> bool:
             return reply.status_code == httpx.codes.OK
     except httpx.TransportError:
         return False
+
+
+async def answers(client: httpx.AsyncClient) -> bool:
+    """True when the child answers /health, whatever it says; what we lack is not its silence."""
+    try:
+        async with client.stream("GET", "/health"):
+            return True
+    except httpx.TransportError as exc:
+        return _is_our_lack(exc)
+
+
+def _is_our_lack(exc: BaseException | None) -> bool:
+    while exc is not None:
+        if isinstance(exc, OSError) and exc.errno in _OURS:
+            return True
+        exc = exc.__cause__ or exc.__context__
+    return False

@@ -21,15 +21,12 @@ class Work:
     """Its main thread, which decodes, runs or waits for a processor."""
 
 
-NOTHING = Work(0.0, 0, is_runnable=False)
-
-
-def work_of(pid: int) -> Work:
-    """What a process has done so far; NOTHING once it is gone."""
+def work_of(pid: int) -> Work | None:
+    """What a process has done so far; None once it is gone, or while it cannot be read."""
     try:
         return _linux_work(pid) if sys.platform == "linux" else _portable_work(pid)
-    except (OSError, ValueError, psutil.Error):
-        return NOTHING
+    except (OSError, psutil.Error):
+        return None
 
 
 def _linux_work(pid: int) -> Work:

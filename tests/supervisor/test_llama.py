@@ -1,5 +1,8 @@
 import asyncio
+import os
+import resource
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -7,6 +10,7 @@ import pytest
 from supervisor.llama import (
     ChildState,
     SlotsTold,
+    answers,
     client_of,
     is_healthy,
     parse_state,
@@ -67,6 +71,49 @@ async def test_a_child_is_healthy_once_it_says_so(
         client_of(path, timeout_s=5.0) as client,
     ):
         assert await is_healthy(client) is healthy
+
+
+async def test_any_answer_shows_that_a_child_lives_and_silence_shows_that_it_may_not(
+    short_dir: Path,
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 503 Loading\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    loud, mute = str(short_dir / "loud.sock"), str(short_dir / "mute.sock")
+    async with (
+        await asyncio.start_unix_server(answer, loud),
+        await asyncio.start_unix_server(say_nothing, mute),
+        client_of(loud, timeout_s=5.0) as loud_client,
+        client_of(mute, timeout_s=0.1) as mute_client,
+    ):
+        assert await answers(loud_client)
+        assert not await answers(mute_client)
+
+
+async def test_descriptors_that_we_lack_are_not_the_childs_silence(short_dir: Path) -> None:
+    path = str(short_dir / "child.sock")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with client_of(path, timeout_s=5.0) as client:
+        assert not await answers(client)  # imports what a first request needs
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), limits[1]))
+        held: list[int] = []
+        try:
+            with suppress(OSError):
+                while True:
+                    held.append(os.dup(0))
+            is_answering = await answers(client)
+        finally:
+            for fd in held:
+                os.close(fd)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    assert is_answering
 
 
 BUSY = (
