@@ -65,10 +65,17 @@ class HangWatch:
                     return found
                 silent_s = found.silent_s if isinstance(found, Slow) else 0.0
                 if silent_s >= limits.hang_s and not was_slow:
-                    log.info("instance.slow", instance_id=self._instance_id, silent_s=silent_s)
+                    self._tell_slow(silent_s)
                 was_slow = silent_s >= limits.hang_s
             await asyncio.sleep(limits.sample_s)  # a cadence
         return None
+
+    def _tell_slow(self, silent_s: float) -> None:
+        model_id = self._launch.plan.model_id
+        silent_s = round(silent_s, 1)
+        log.info(
+            "instance.slow", model_id=model_id, instance_id=self._instance_id, silent_s=silent_s
+        )
 
     def _with(self, signs: Signs, *, is_first: bool, limits: HangLimits) -> Course:
         if self._course is None:
