@@ -267,6 +267,8 @@ def _fleet(values: Values) -> FleetSettings:
         stop_s=values.get(keys.FLEET_STOP_TIMEOUT),
         restart_window_s=values.get(keys.FLEET_RESTART_WINDOW),
         restart_limit=values.get(keys.FLEET_RESTART_LIMIT),
+        cooldown_s=values.get(keys.FLEET_RESTART_COOLDOWN),
+        hang_s=values.get(keys.FLEET_HANG_TIMEOUT),
     )
 
 

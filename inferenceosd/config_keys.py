@@ -199,23 +199,44 @@ FLEET_WAIT_TIMEOUT = Key(
 )
 FLEET_STOP_TIMEOUT = Key(
     "fleet.stop_timeout",
-    finite_duration(0.1, 15),
+    finite_duration(0.1, 10),
     2.0,
-    "From SIGTERM to SIGKILL of a llama-server that has nothing left to do.",
+    "From SIGTERM to SIGKILL of a llama-server that has nothing left to do; with the 5 s that the"
+    " kernel may take for the latter, stopping ends within 15 s.",
     "it has nothing to save, and an idle one ends in 0.1 s",
+)
+FLEET_HANG_TIMEOUT = Key(
+    "fleet.hang_timeout",
+    finite_duration(10, DAY_S),
+    60.0,
+    "How long a llama-server at work may show no sign of it (no token, no step of a prompt, no"
+    " processor time, no disk read) before it is replaced. One that computes is given ten times as"
+    " long; one that neither answers nor computes, 10 s.",
+    "a batch on the slowest device takes seconds; a caller's patience ends in minutes",
 )
 FLEET_RESTART_LIMIT = Key(
     "fleet.restart_limit",
     integer(1, 1000),
     5,
-    "Deaths of one model's process within `restart_window` after which it is left alone.",
+    "Failures of one model's process within `restart_window` after which its callers are refused."
+    " A load that fails counts one; a death while it served a half, and half of that again once it"
+    " had served an answer.",
     "backoff reaches half a minute by then; what dies that often is broken",
+)
+FLEET_RESTART_COOLDOWN = Key(
+    "fleet.restart_cooldown",
+    finite_duration(1, 900),
+    60.0,
+    "How long callers are refused then, before the next request may try one load; twice as long"
+    " after each trial that fails, up to 15m. An answer served, a changed file or setting, or"
+    " `inferenceosctl retry` ends it.",
+    "longer than backoff's last pause, short enough not to need an operator",
 )
 FLEET_RESTART_WINDOW = Key(
     "fleet.restart_window",
     finite_duration(1, 366 * DAY_S),
     600.0,
-    "The window in which those deaths are counted.",
+    "The window in which those failures are counted.",
     "longer than five loads of a large model",
 )
 
@@ -310,7 +331,9 @@ KEYS = any_keys(
     FLEET_FINISH_TIMEOUT,
     FLEET_WAIT_TIMEOUT,
     FLEET_STOP_TIMEOUT,
+    FLEET_HANG_TIMEOUT,
     FLEET_RESTART_LIMIT,
+    FLEET_RESTART_COOLDOWN,
     FLEET_RESTART_WINDOW,
     ENGINE_ORDER,
     RPC_SERVERS,

@@ -29,6 +29,7 @@ from proxy.admin_values import (
     LogReport,
     ModelsReport,
     ReloadReport,
+    RetryReport,
     StatusReport,
     UnloadReport,
     models_report,
@@ -147,6 +148,11 @@ class Control:
         """Drain and stop its instance."""
         served = self._served(name)
         return UnloadReport(served.model_id, self._parts.fleet.unload(served.model_id))
+
+    def retry(self, name: str) -> RetryReport:
+        """Forget its failures: the next request tries it anew."""
+        served = self._served(name)
+        return RetryReport(served.model_id, self._parts.fleet.retry(served.model_id))
 
     async def reload(self) -> ReloadReport:
         """Read the configuration again and go by it. Raises ReloadRefused; then nothing changed."""

@@ -37,6 +37,7 @@ from proxy.admin_values import (
     LogReport,
     ModelsReport,
     ReloadReport,
+    RetryReport,
     StatusReport,
     UnloadReport,
 )
@@ -291,6 +292,18 @@ def unload(door: Door, model: str) -> None:
     door.post("/unload", UnloadReport, body={"model": model}).show(
         report.unload_text, as_json=False
     )
+
+
+@main.command()
+@click.argument("model", type=Name())
+@click.pass_obj
+def retry(door: Door, model: str) -> None:
+    """Forget that MODEL failed; its next request loads it at once.
+
+    Without it, what failed of itself is tried again after fleet.restart_cooldown; what only a
+    changed file or setting can mend is not.
+    """
+    door.post("/retry", RetryReport, body={"model": model}).show(report.retry_text, as_json=False)
 
 
 @main.command()

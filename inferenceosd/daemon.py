@@ -25,7 +25,13 @@ import uvloop
 from inferenceosd import __version__
 from inferenceosd.config import Config
 from inferenceosd.control import Control, Parts
-from inferenceosd.listening import CannotListen, address_of, listen_on, listen_privately
+from inferenceosd.listening import (
+    CannotListen,
+    address_of,
+    file_key,
+    listen_on,
+    listen_privately,
+)
 from inferenceosd.logs import configure_logging
 from inferenceosd.service_manager import ServiceManager
 from inferenceosd.state_lock import StateLocked, locked
@@ -39,9 +45,12 @@ from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired, Ground
 from supervisor.fleet import Fleet
 from supervisor.journal import Journal, open_journal
+from supervisor.leftovers import mark_of, marked_children, remove_leftovers
 from supervisor.probe import HardwareProbe
+from supervisor.race import found_first
 
 SCAN_S = 2.0  # cadence of looking for new and changed model files: a sweep of stat calls
+REMOVED_S = 5.0  # for leftovers to be gone: what is stuck in the kernel is not waited for
 CONNECTIONS_PER_CHILD = 64  # llama-server spends a thread on each; slots are far fewer
 RUN_PREFIX = "c-"  # of the folder with our children's sockets; short, socket paths are 107 bytes
 
@@ -81,6 +90,7 @@ def _prepared(config: Config, manager: ServiceManager, held: ExitStack) -> tuple
     state = _private_folder(config.state_dir, choose="--state-dir")
     runtime = _private_folder(config.runtime_dir, choose="INFERENCEOSD_RUNTIME_DIR")
     held.enter_context(locked(state))
+    held.enter_context(marked_children(mark_of(state)))
     if config.model_dirs == (default := (str(state / "models"),)):
         _private_folder(*default, choose="--model-dir")  # the user's own are theirs to make
     public = manager.passed_sockets() or listen_on(config.listen)
@@ -143,6 +153,14 @@ def _is_in_use(run_dir: Path) -> bool:
     return pid.isdecimal() and int(pid) != os.getpid() and psutil.pid_exists(int(pid))
 
 
+def _remove_leftovers(state: Path, journal: Journal) -> None:
+    """End what an earlier daemon of this folder left; blocks, and runs before all else."""
+    for left in remove_leftovers(mark_of(state), within_s=REMOVED_S):
+        reason = f"a daemon that was killed left it: {left.name}, process {left.pid}"
+        log.warning("child.removed", reason=reason, pid=left.pid)
+        journal.record("child.removed", reason=reason, pid=left.pid, started_at=left.started_at)
+
+
 class _Front:
     """The public port's application, replaced whole when settings of the door change."""
 
@@ -177,6 +195,7 @@ class _Daemon:
         state = Path(config.state_dir)
         async with AsyncExitStack() as held:
             journal = await held.enter_async_context(open_journal(state / "journal.db"))
+            _remove_leftovers(state, journal)
             pools = UpstreamPools(connections_per_child=CONNECTIONS_PER_CHILD)
             await held.enter_async_context(pools)
             catalogue = Catalogue(
@@ -198,6 +217,7 @@ class _Daemon:
             journal=journal,
             ground=self._ground,
             leaving=pools.forget,
+            heard_bytes=pools.heard_bytes,
         )
         front = _Front(build_app(fleet, pools, self._door_settings(config)))
 
@@ -247,15 +267,55 @@ class _Daemon:
             # Sooner than the children, so that callers hear of the stop and not of a lost child.
             return max(0.0, control.config.fleet.drain_s - PARTING_S)
 
-        admin = build_admin_app(control)
-        for name, app, sockets in (
-            ("public door", front, self._doors.public),
-            ("admin door", admin, (self._doors.admin,)),
-        ):
-            started = asyncio.Event()
-            door = serve(app, sockets, stop=closing, started=started, drain_s=drain_s)
-            tasks.create_task(door, name=name)
-            await started.wait()
+        public_open, admin_open = asyncio.Event(), asyncio.Event()
+        public = serve(
+            front, self._doors.public, stop=closing, started=public_open, drain_s=drain_s
+        )
+        tasks.create_task(public, name="public door")
+        admin = self._serve_admin(
+            build_admin_app(control), closing, started=admin_open, drain_s=drain_s
+        )
+        tasks.create_task(admin, name="admin door")
+        await public_open.wait()
+        await admin_open.wait()
+
+    async def _serve_admin(
+        self,
+        app: ASGIApp,
+        closing: asyncio.Event,
+        *,
+        started: asyncio.Event,
+        drain_s: Callable[[], float],
+    ) -> None:
+        """The admin door, opened anew where somebody removed its socket's file."""
+        sock = self._doors.admin
+        async with asyncio.TaskGroup() as doors:
+            while not closing.is_set():
+                stop = asyncio.Event()
+                door = serve(app, (sock,), stop=stop, started=started, drain_s=drain_s)
+                doors.create_task(door, name="admin door")
+                reopened = await found_first(self._reopened_admin(), closing.wait())
+                stop.set()  # after the new one listens: nobody finds the door closed
+                sock = reopened or sock
+
+    async def _reopened_admin(self) -> socket.socket:
+        """The admin socket once more, when its file is gone or another's."""
+        path = Path(self._config.admin_socket)
+        was, why = file_key(path), ""
+        while True:
+            await asyncio.sleep(SCAN_S)
+            if was is not None and file_key(path) == was:
+                continue
+            try:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                sock = listen_privately(path)
+            except (CannotListen, OSError) as exc:
+                if str(exc) != why:
+                    log.warning("admin.closed", reason=str(exc))
+                why = str(exc)
+                continue
+            log.warning("admin.reopened", path=str(path))
+            return sock
 
     def _door_settings(self, config: Config) -> DoorSettings:
         return DoorSettings(

@@ -6,6 +6,7 @@ import http.client
 import os
 import socket
 import stat
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from inferenceosd.config_kinds import Listen
 
 BACKLOG = 1024
 ASK_HOLDER_S = 1.0
+_UCRED = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 
 
 class CannotListen(Exception):
@@ -94,6 +96,15 @@ def listen_privately(path: Path) -> socket.socket:
     return sock
 
 
+def file_key(path: Path) -> tuple[int, int] | None:
+    """What tells the file at `path` from any that takes its place; None where there is none."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _remove_stale(path: Path) -> None:
     try:
         mode = path.lstat().st_mode
@@ -110,9 +121,18 @@ def _remove_stale(path: Path) -> None:
             return
         except OSError as exc:
             raise CannotListen(f"cannot use the admin socket {path}: {exc.strerror}") from exc
+        holder = _peer(asked)
     raise CannotListen(
-        f"another inferenceosd answers on {path}; stop it, or choose with --admin-socket"
+        f"another inferenceosd{holder} answers on {path}; stop it, or choose with --admin-socket"
     )
+
+
+def _peer(connected: socket.socket) -> str:
+    """ " (pid N)" of who listens there; "" where the kernel does not tell."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return ""
+    told = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    return f" (pid {_UCRED.unpack(told)[0]})"
 
 
 def _why_not(address: Listen, exc: OSError) -> str:

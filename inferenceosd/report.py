@@ -15,6 +15,7 @@ from proxy.admin_values import (
     LogReport,
     ModelsReport,
     ReloadReport,
+    RetryReport,
     StatusReport,
     UnloadReport,
 )
@@ -80,6 +81,13 @@ def unload_text(report: UnloadReport) -> str:
     if not report.was_loaded:
         return f"{report.model} was not loaded"
     return f"{report.model} unloads as soon as its requests are done"
+
+
+def retry_text(report: RetryReport) -> str:
+    """That its next request will find it closed to nobody."""
+    if not report.had_failed:
+        return f"{report.model} had not failed"
+    return f"{report.model} is tried anew by its next request"
 
 
 def reload_text(report: ReloadReport) -> str:

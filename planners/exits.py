@@ -30,6 +30,17 @@ class ExitKind(Enum):
     """Ours, not the child's."""
 
 
+_LASTING = frozenset(
+    {
+        ExitKind.BAD_MODEL,
+        ExitKind.BAD_FLAG,
+        ExitKind.ILLEGAL_INSTRUCTION,
+        ExitKind.MISSING_LIBRARY,
+    }
+)
+OUT_OF_MEMORY = frozenset({ExitKind.DEVICE_OOM, ExitKind.HOST_OOM})
+
+
 @dataclass(frozen=True, slots=True)
 class Cause:
     """One exit, explained."""
@@ -103,6 +114,14 @@ _MEANING = {
     ExitKind.MISSING_LIBRARY: "the engine lacks a library",
     ExitKind.DEVICE_LOST: "a device was lost",
 }
+
+
+def is_hopeless(kind: ExitKind, *, had_answered: bool) -> bool:
+    """True where the same plan and file can only end so again.
+
+    What had answered can run: its illegal instruction was a trap that a request sprang.
+    """
+    return kind is ExitKind.BUG or (kind in _LASTING and not had_answered)
 
 
 def classify(returncode: int | None, log_tail: Sequence[str], *, wanted: bool) -> Cause:

@@ -1,8 +1,9 @@
 """Desired against actual: one frozen view in, the actions that close the gap out. Idempotent.
 
 LOADING ─ healthy → READY ─ stop → DRAINING ─ no leases, or drain_s spent → STOPPING ─ reaped → gone
-LOADING | READY ─ exit, no progress for load_s → BACKOFF ─ retry_at_s → LOADING
-BACKOFF ─ restart intensity spent → FAILED ─ changed file or settings, or retry → (gone)
+LOADING | READY ─ exit, no progress, hung → BACKOFF ─ retry_at_s → LOADING
+BACKOFF ─ too many strikes → FAILED ─ cooldown over, and a caller → LOADING, on trial
+FAILED ─ changed file or settings, or retry → (gone)
 LOADING ─ stop → STOPPING;  BACKOFF | FAILED ─ stop, or no longer wanted → (gone)
 """
 
@@ -70,6 +71,8 @@ class Refuse:
     model_id: ModelId
     reason: str
     retry_after_s: float | None
+    log_tail: tuple[str, ...] = ()
+    """Of the process whose end is the reason."""
 
 
 Action = Start | Restart | Stop | Refuse
@@ -172,7 +175,7 @@ def _launches(view: View, *, now_s: float) -> Iterator[Action]:
         seen = present.get(served.model_id)
         if seen is not None and not _is_due(seen, now_s=now_s):
             if seen.state is InstanceState.FAILED and seen.waiting:
-                yield _refusal(seen)
+                yield _refusal(seen, now_s=now_s)
             continue
         match _launch(view, served, seen, ours=ours, alive=alive, leaving=leaving):
             case (Start(plan) | Restart(_, plan)) as action:
@@ -207,9 +210,11 @@ def _is_due(seen: Observed, *, now_s: float) -> bool:
     return False
 
 
-def _refusal(seen: Observed) -> Refuse:
+def _refusal(seen: Observed, *, now_s: float) -> Refuse:
     reason = seen.cause.summary if seen.cause else "it failed to start"
-    return Refuse(seen.model_id, reason, retry_after_s=None)
+    log_tail = seen.cause.log_tail if seen.cause else ()
+    retry_after_s = None if seen.retry_at_s is None else max(0.0, seen.retry_at_s - now_s)
+    return Refuse(seen.model_id, reason, retry_after_s, log_tail)
 
 
 def _launch(
@@ -221,13 +226,16 @@ def _launch(
     alive: int,
     leaving: bool,
 ) -> Start | Restart | Refuse | tuple[Stop, ...]:
+    # One that died, and that nobody asks for now, comes back only into room that is free anyway.
+    is_asked_for = served.settings.pin or served.model_id in view.demand
     if not view.engines:
         return Refuse(served.model_id, NO_ENGINE, retry_after_s=None)
     if view.settings.max_loaded is not None and alive >= view.settings.max_loaded:
-        return () if leaving else _make_room_by_count(view, served)
-    plan = _planned(view, served, ours=ours, could_free=_could_free(view))
+        return _make_room_by_count(view, served) if is_asked_for and not leaving else ()
+    could_free = _could_free(view) if is_asked_for else {}
+    plan = _planned(view, served, ours=ours, could_free=could_free)
     if isinstance(plan, Shortfall):
-        if leaving:
+        if leaving or not is_asked_for:
             return ()
         if stops := _make_room(view, served, plan):
             return stops

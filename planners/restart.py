@@ -1,10 +1,55 @@
-"""When a child that died is started again: at once, then ever later, then not at all."""
+"""When a child that died is started again: at once, then ever later, then only on trial.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+closed ─ the strikes reach the limit → open for cooldown_s ─ over, and somebody waits → one trial
+trial ─ an answer was served, or it lived for window_s → closed;  it died → open, twice as long
+"""
+
+from dataclasses import dataclass, replace
+
+from planners.durations import format_duration
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
+LONGEST_COOLDOWN_S = 900.0
+_MOST_DOUBLINGS = 20  # beyond it the bounds are long reached
+
+FULL = 1.0
+HALF = 0.5  # a request that kills its child is sent once more: two deaths are one strike then
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """An end that nobody wanted."""
+
+    at_s: float
+    """Monotonic."""
+    lived_s: float | None
+    """Since it was ready; None where it never was."""
+    was_serving: bool
+    """A request was under way, which may have been what killed it."""
+    had_answered: bool
+    """It had served an answer, so the model can run."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What an instance's children died of late, and how the breaker stands."""
+
+    deaths: tuple[Death, ...] = ()
+    """Within the window, oldest first."""
+    openings: int = 0
+    """Of the breaker, one after another with no answer between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartRules:
+    """`[fleet]`: how often is too often."""
+
+    window_s: float
+    limit: int
+    """Strikes within the window that open the breaker."""
+    cooldown_s: float
+    """How long it stays open the first time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,29 +60,57 @@ class RestartAt:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
-    """It died too often; only a change or an operator starts it again."""
+class OpenUntil:
+    """It died too often: callers are refused until `at_s`, then one load is tried for them."""
 
+    at_s: float
     deaths: int
-    window_s: float
+    """Within the window."""
 
 
-def next_restart(
-    deaths: Sequence[float], *, now_s: float, window_s: float, limit: int
-) -> RestartAt | GiveUp:
-    """What to do after the last of `deaths` (monotonic, oldest first).
-
-    Only those within the last `window_s` count: an instance that lived long starts afresh.
+def strikes(death: Death) -> float:
+    """What a death says against the model: most where it never became ready, least where it
+    served answers before a request may have killed it.
     """
-    recent = sum(now_s - window_s < at_s <= now_s for at_s in deaths)
-    if recent >= limit:
-        return GiveUp(deaths=recent, window_s=window_s)
-    return RestartAt(now_s + _delay_s(recent))
+    if death.lived_s is None:
+        return FULL
+    return (HALF if death.was_serving else FULL) * (HALF if death.had_answered else FULL)
 
 
-def _delay_s(recent: int) -> float:
-    """0, 1, 2, 4 … 60 s: the first death restarts at once, callers are waiting."""
-    if recent <= 1:
+def after_death(
+    history: History, death: Death, *, rules: RestartRules
+) -> tuple[History, RestartAt | OpenUntil]:
+    """The history with `death`, and what to do now."""
+    since_s = death.at_s - rules.window_s
+    recent = (*(d for d in history.deaths if since_s < d.at_s <= death.at_s), death)
+    has_recovered = death.lived_s is not None and death.lived_s > rules.window_s
+    openings = 0 if has_recovered else history.openings
+    told = History(recent, openings)
+    total = sum(map(strikes, recent))
+    if not openings and total < rules.limit:
+        return told, RestartAt(death.at_s + _delay_s(total))
+    cooldown_s = min(LONGEST_COOLDOWN_S, rules.cooldown_s * 2 ** min(openings, _MOST_DOUBLINGS))
+    open_until = OpenUntil(death.at_s + cooldown_s, deaths=len(recent))
+    return replace(told, openings=openings + 1), open_until
+
+
+def after_answer(history: History) -> History:
+    """An answer was served: a breaker that was open is closed, and what opened it forgiven."""
+    return History() if history.openings else history
+
+
+def left_alone(verdict: OpenUntil, *, now_s: float) -> str:
+    """When it is tried again, as a clause."""
+    cooldown = format_duration(verdict.at_s - now_s)
+    return (
+        f"it died {verdict.deaths} times of late, so the next load is tried by the first request"
+        f" after {cooldown}, or at once after inferenceosctl retry"
+    )
+
+
+def _delay_s(total: float) -> float:
+    """0, 1, 2, 4 … 60 s for 1, 2, 3, 4 … strikes: after the first at once, callers are waiting."""
+    if total <= FULL:
         return 0.0
-    exponent = min(recent - 2, 10)  # beyond it the bound is long reached
+    exponent = min(total - 2, _MOST_DOUBLINGS)
     return float(min(LONGEST_DELAY_S, FIRST_DELAY_S * 2**exponent))

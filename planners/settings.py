@@ -66,10 +66,14 @@ class FleetSettings:
     wait_s: float
     """A caller waits for a slot, a load included, for this long at most."""
     stop_s: float
-    """From SIGTERM to SIGKILL; at most 15."""
+    """From SIGTERM to SIGKILL; at most 10, so that stopping ends within 15."""
     restart_window_s: float
     restart_limit: int
-    """Deaths within the window that open the breaker."""
+    """Strikes within the window that open the breaker (planners.restart)."""
+    cooldown_s: float
+    """How long the breaker stays open the first time."""
+    hang_s: float
+    """A busy child may show no sign of work for this long (planners.progress)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from proxy.admin_values import (
     LogReport,
     ModelsReport,
     ReloadReport,
+    RetryReport,
     StatusReport,
     UnloadReport,
 )
@@ -81,6 +82,9 @@ class AdminService(Protocol):
     def unload(self, name: str) -> UnloadReport:
         """Drain and stop its instance."""
 
+    def retry(self, name: str) -> RetryReport:
+        """Forget its failures: the next request tries it anew."""
+
     async def reload(self) -> ReloadReport:
         """Read the configuration again. Raises ReloadRefused."""
 
@@ -120,6 +124,7 @@ def build_admin_app(service: AdminService) -> Starlette:
         Route("/profile", _answering(service, door.profile), methods=["GET"]),
         Route("/load", _answering(service, door.load), methods=["POST"]),
         Route("/unload", _answering(service, door.unload), methods=["POST"]),
+        Route("/retry", _answering(service, door.retry), methods=["POST"]),
         Route("/reload", _answering(service, door.reload), methods=["POST"]),
         Route("/logs", _answering(service, door.logs), methods=["GET"]),
         Route("/events", _answering(service, door.events), methods=["GET"]),
@@ -199,6 +204,9 @@ class _Door:
 
     async def unload(self, request: Request) -> UnloadReport:
         return self._service.unload(decoded(await _body(request), _NAMED).model)
+
+    async def retry(self, request: Request) -> RetryReport:
+        return self._service.retry(decoded(await _body(request), _NAMED).model)
 
     async def reload(self, _: Request) -> ReloadReport:
         return await self._service.reload()

@@ -183,6 +183,14 @@ class UnloadReport:
 
 
 @dataclass(frozen=True, slots=True)
+class RetryReport:
+    """A model whose failures are forgotten; its next request tries it anew."""
+
+    model: str
+    had_failed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ReloadReport:
     """What reading the configuration again changed."""
 

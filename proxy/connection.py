@@ -41,6 +41,7 @@ class Connection(asyncio.Protocol):
         "done",
         "error",
         "headers",
+        "heard_bytes",
         "idle_since_s",
         "keeps",
         "socket_path",
@@ -58,6 +59,8 @@ class Connection(asyncio.Protocol):
         self.closed = False
         self.idle_since_s = 0.0
         """Loop time; set by the pool."""
+        self.heard_bytes = 0
+        """Of all replies so far, without the comments that a stuck child still sends."""
         self._on_made, self._on_lost = on_made, on_lost
         self._waiter: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
@@ -215,6 +218,8 @@ class Connection(asyncio.Protocol):
         self._head_done = True
 
     def on_body(self, data: bytes) -> None:
+        if not data.startswith(b":"):
+            self.heard_bytes += len(data)
         self._chunks.append(data)
         self._size += len(data)
 

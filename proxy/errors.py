@@ -162,12 +162,19 @@ class UpstreamError(ProxyError):
 class UpstreamGone(UpstreamError):
     """The child closed the connection, or does not listen any more."""
 
-    def __init__(self, socket_path: str, *, before_any_byte: bool) -> None:
-        self.before_any_byte = before_any_byte
+    def __init__(
+        self, socket_path: str, *, before_any_byte: bool, cause: str | None = None, times: int = 1
+    ) -> None:
+        self.before_any_byte, self.cause, self.times = before_any_byte, cause, times
         when = "before it answered" if before_any_byte else "in the middle of its reply"
-        super().__init__(
-            socket_path,
-            f"model runner has unexpectedly stopped {when}; inferenceosctl events tells why",
+        often = f", {times} times on this request" if times > 1 else ""
+        why = f": {cause}" if cause else "; inferenceosctl events tells why"
+        super().__init__(socket_path, f"model runner has unexpectedly stopped {when}{often}{why}")
+
+    def explained(self, cause: str | None, *, times: int) -> "UpstreamGone":
+        """The same, with what ended the child, and how often this request has met that."""
+        return UpstreamGone(
+            self.socket_path, before_any_byte=self.before_any_byte, cause=cause, times=times
         )
 
 
@@ -202,10 +209,14 @@ class Answer:
     retry_after_s: float | None = None
     facts: Mapping[str, int] = field(default_factory=dict)
     """Numbers that go beside the message where the dialect has room."""
+    is_final: bool = False
+    """Asking again would do harm: the clients of OpenAI and Anthropic heed the header."""
 
     @property
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
         """Retry-After in whole seconds, at least 1, where there is one."""
+        if self.is_final:
+            return ((b"x-should-retry", b"false"),)
         if self.retry_after_s is None:
             return ()
         return ((b"retry-after", str(max(1, math.ceil(self.retry_after_s))).encode()),)
@@ -237,6 +248,9 @@ def answer(exc: Exception, dialect: Dialect) -> Answer | None:
             return Answer(500, _kind(500), text, code="model_unavailable")
         case Stopping():
             return _busy(text, "stopping", 5.0)
+        case UpstreamGone() if exc.times > 1:
+            status = 500 if ollama else 502
+            return Answer(status, _kind(502), text, code="request_ends_model", is_final=True)
         case UpstreamError():
             return Answer(500 if ollama else 502, _kind(502), text, code="model_lost")
     return None

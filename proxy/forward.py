@@ -31,6 +31,8 @@ from supervisor.lease import Lease, Usage
 
 REPLY_BYTES = 256 << 20  # a whole reply is held in memory: embeddings of a large batch
 ERROR_BYTES = 1 << 20
+TRIES = 2  # a request that kills a second child would kill a third
+CAUSE_S = 0.5  # a caller who waits for its error is not kept longer for the cause
 REAPED_S = 2.0  # the fleet knows of a child's end within milliseconds; by now it certainly does
 
 T = TypeVar("T")
@@ -65,7 +67,7 @@ async def converse(
 
     `hear` may be called twice, and starts anew. Raises LeaseError, UpstreamError, what it raises.
     """
-    for is_last_try in (False, True):
+    for times in range(1, TRIES + 1):
         async with door.service.lease(
             model.model_id, caller=exchange.caller, keep_alive_s=keep_alive_s
         ) as lease:
@@ -73,12 +75,15 @@ async def converse(
             try:
                 async with _sent(door, order, lease) as response:
                     await hear(lease, response)
+                door.service.answered(lease)
                 return
-            except UpstreamGone:
-                if is_last_try or exchange.begun:
-                    raise
+            except UpstreamGone as exc:
                 # Leased meanwhile, so that nobody else is granted the slot of a dead child.
-                await door.service.until_gone(lease, within_s=REAPED_S)
+                is_over = times == TRIES or exchange.begun
+                limit_s = CAUSE_S if is_over else REAPED_S
+                cause = await door.service.until_gone(lease, within_s=limit_s)
+                if is_over:
+                    raise exc.explained(cause, times=times) from exc
 
 
 def _sent(door: Door, order: Order, lease: Lease) -> UpstreamRequest:

@@ -32,8 +32,14 @@ class Service(Protocol):
         Raises LeaseError.
         """
 
-    async def until_gone(self, lease: Lease, *, within_s: float) -> None:
-        """Returns once the child behind `lease` is known to be gone, or `within_s` have passed."""
+    async def until_gone(self, lease: Lease, *, within_s: float) -> str | None:
+        """Returns once the child behind `lease` is known to be gone, or `within_s` have passed.
+
+        Why it ended, as a clause; None where that is not known.
+        """
+
+    def answered(self, lease: Lease) -> None:
+        """A request under `lease` was answered: the model can run."""
 
     def report(self, lease: Lease, usage: Usage) -> None:
         """What an exchange under `lease` did, for tokens/s in status."""

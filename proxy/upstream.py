@@ -21,12 +21,16 @@ Headers = tuple[tuple[bytes, bytes], ...]
 class _Pool:
     """The connections to one child."""
 
-    __slots__ = ("_closed", "_expiry", "_idle", "_loop", "_open", "_room", "_under_way", "path")
+    __slots__ = (
+        "_closed", "_expiry", "_heard_bytes", "_idle", "_loop", "_open", "_room", "_under_way",
+        "path",
+    )  # fmt: skip
 
     def __init__(self, path: str, *, limit: int) -> None:
         self.path = path
         self._room = asyncio.Semaphore(limit)
         self._under_way = 0
+        self._heard_bytes = 0
         self._open: set[Connection] = set()
         self._idle: list[Connection] = []
         self._closed = False
@@ -37,6 +41,11 @@ class _Pool:
     def is_unused(self) -> bool:
         """True when nothing would be lost with it."""
         return not (self._open or self._under_way)
+
+    @property
+    def heard_bytes(self) -> int:
+        """Of all replies so far."""
+        return self._heard_bytes + sum(connection.heard_bytes for connection in self._open)
 
     async def enter(self) -> None:
         """Waits for room for one more exchange. Raises UpstreamStalled."""
@@ -89,7 +98,9 @@ class _Pool:
         return Connection(self.path, on_made=self._open.add, on_lost=self._lost)
 
     def _lost(self, connection: Connection) -> None:
-        self._open.discard(connection)
+        if connection in self._open:
+            self._open.remove(connection)
+            self._heard_bytes += connection.heard_bytes
         if connection in self._idle:
             self._idle.remove(connection)
 
@@ -240,6 +251,11 @@ class UpstreamPools:
             lines += (name, b": ", value, b"\r\n")
         lines.append(b"Content-Length: %d\r\n\r\n" % sum(len(part) for part in body))
         return UpstreamRequest(pool, b"".join(lines), body)
+
+    def heard_bytes(self, socket_path: str) -> int:
+        """What a child has said in its replies so far, in bytes; keep-alive comments excluded."""
+        pool = self._pools.get(socket_path)
+        return pool.heard_bytes if pool is not None else 0
 
     def forget(self, socket_path: str) -> None:
         """Closes every connection to a child, exchanges under way included."""

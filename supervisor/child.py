@@ -77,6 +77,12 @@ class Child(asyncio.SubprocessProtocol):
         if not stdin.is_closing():
             stdin.write(data)
 
+    def kill(self) -> None:
+        """SIGKILL its whole group, where it runs; the block that runs it reaps it."""
+        if self.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.SubprocessTransport, transport)
 
@@ -165,8 +171,7 @@ def _ask_to_end(child: Child) -> None:
 
 
 async def _kill(child: Child) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
+    child.kill()
     try:
         async with asyncio.timeout(KILLED_S):
             await child.wait()

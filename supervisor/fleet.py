@@ -53,6 +53,7 @@ class Fleet:
         journal: Journal,
         ground: Ground,
         leaving: Callable[[str], None],
+        heard_bytes: Callable[[str], int],
     ) -> None:
         self._desired = desired
         self._catalogue, self._journal = catalogue, journal
@@ -82,6 +83,7 @@ class Fleet:
             run_dir=ground.run_dir,
             cwd=ground.cwd,
             leaving=leaving,
+            heard_bytes=heard_bytes,
             changed=self.look,
             device_lost=self._watch.device_lost,
         )
@@ -154,11 +156,21 @@ class Fleet:
             self._book.give_back(lease, now_s=monotonic())
             self.look()
 
-    async def until_gone(self, lease: Lease, *, within_s: float) -> None:
-        """Return once the child behind `lease` is known to be gone, or `within_s` have passed."""
+    async def until_gone(self, lease: Lease, *, within_s: float) -> str | None:
+        """Return once the child behind `lease` is known to be gone, or `within_s` have passed.
+
+        Why it ended, as a clause; None where that is not known.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._book.until_gone(lease)
+        instance = self._instances.get(lease.instance_id)
+        return instance.why_ended(lease.socket_path) if instance is not None else None
+
+    def answered(self, lease: Lease) -> None:
+        """A request under `lease` was answered: the model can run."""
+        if instance := self._instances.get(lease.instance_id):
+            instance.answered(lease.socket_path)
 
     def report(self, lease: Lease, usage: Usage) -> None:
         """What an exchange under `lease` did."""
@@ -333,8 +345,8 @@ class Fleet:
             case Stop(instance_id, reason):
                 drain_s = self._desired.settings.finish_s
                 self._instances[instance_id].stop(reason, drain_s=drain_s)
-            case Refuse(model_id, reason, retry_after_s):
-                self._refuse(model_id, reason, retry_after_s)
+            case Refuse():
+                self._refuse(action)
 
     def _start(
         self, plan: LaunchPlan, launch_key: str, reason: str, tasks: asyncio.TaskGroup
@@ -366,8 +378,14 @@ class Fleet:
     def _engine(self, plan: LaunchPlan) -> Engine:
         return next(e for e in self._desired.engines or () if e.engine_id == plan.engine_id)
 
-    def _refuse(self, model_id: ModelId, reason: str, retry_after_s: float | None) -> None:
-        error = ModelUnavailable(model_id=model_id, reason=reason, retry_after_s=retry_after_s)
+    def _refuse(self, refusal: Refuse) -> None:
+        model_id, reason = refusal.model_id, refusal.reason
+        error = ModelUnavailable(
+            model_id=model_id,
+            reason=reason,
+            retry_after_s=refusal.retry_after_s,
+            log_tail=refusal.log_tail,
+        )
         self._preflights.forget(model_id)
         refused = self._book.refuse(model_id, error)
         log.warning("model.refused", model_id=model_id, reason=reason, callers=refused)

@@ -5,7 +5,7 @@ with which plan to launch again is decided by reconcile and told through `resume
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -16,27 +16,30 @@ import structlog
 
 from planners.backends import Engine
 from planners.errors import PlanError
-from planners.exits import Cause, ExitKind, classify
+from planners.exits import OUT_OF_MEMORY, Cause, ExitKind, classify, is_hopeless
 from planners.model import ModelId
 from planners.plan import InstanceId, LaunchPlan
-from planners.restart import GiveUp, next_restart
+from planners.progress import HangLimits, Hung, hang_limits
+from planners.restart import (
+    Death,
+    History,
+    RestartAt,
+    RestartRules,
+    after_answer,
+    after_death,
+    left_alone,
+)
 from planners.settings import FleetSettings
 from planners.view import InstanceState, Observed
 from supervisor.child import Child, SpawnFailed, Unreapable
+from supervisor.hang_watch import HangWatch
 from supervisor.journal import Journal
 from supervisor.launch import Launch
 from supervisor.lease import LeaseBook, Opening, Usage
+from supervisor.race import first, found_first
 
 TELLING_LINES = 200  # lines of log that are searched for a cause
 CAUSE_LINES = 20  # of which a cause keeps the last
-HOPELESS = {  # exits that the same plan and file will only repeat
-    ExitKind.BAD_MODEL,
-    ExitKind.BAD_FLAG,
-    ExitKind.ILLEGAL_INSTRUCTION,
-    ExitKind.MISSING_LIBRARY,
-    ExitKind.BUG,
-}
-OUT_OF_MEMORY = {ExitKind.DEVICE_OOM, ExitKind.HOST_OOM}
 OOM_RETRY_S = 30.0  # a model that did not fit is tried again on demand, memory may be back
 RATE_WEIGHT = 0.3  # of the newest exchange in the moving average of tokens/s
 
@@ -66,6 +69,8 @@ class Shop:
     """Where children stand: a folder that they cannot write and nobody puts a library into."""
     leaving: Callable[[str], None]
     """Called with the socket path of a child before it is stopped, and when it is gone."""
+    heard_bytes: Callable[[str], int]
+    """What the child behind a socket path has replied so far."""
     changed: Callable[[], None]
     """Wakes the fleet's loop."""
     device_lost: Callable[[str], None]
@@ -93,7 +98,10 @@ class Instance:
         self._state = InstanceState.LOADING
         self._launch: Launch | None = None
         self._launches = 0
-        self._deaths: list[float] = []
+        self._history = History()
+        self._ready_s: float | None = None
+        self._was_serving = self._has_answered = False
+        self._last_end: tuple[str, str] | None = None
         self._last_used_s = monotonic()
         self._loaded_at: float | None = None
         self._load_s: float | None = None
@@ -111,10 +119,12 @@ class Instance:
         try:
             while not self._stop_asked.is_set():
                 cause = await self._outcome()
+                if cause is not None and self._launch is not None:
+                    self._last_end = (self._launch.socket_path, cause.summary)
                 if cause is None or self._stop_asked.is_set():
                     break
                 self._fall_back(cause)
-                await _first(self._stop_asked.wait(), self._resumed.wait())
+                await first(self._stop_asked.wait(), self._resumed.wait())
                 self._resumed.clear()
         finally:
             self._shop.book.close(self.instance_id)
@@ -143,6 +153,17 @@ class Instance:
             self._decode_rate = _averaged(self._decode_rate, usage.decode_tokens / usage.decode_s)
         if usage.prompt_s > 0 and usage.prompt_tokens > 0:
             self._prompt_rate = _averaged(self._prompt_rate, usage.prompt_tokens / usage.prompt_s)
+
+    def answered(self, socket_path: str) -> None:
+        """A request was answered by the child behind `socket_path`, where that still runs."""
+        if self._launch is not None and self._launch.socket_path == socket_path:
+            self._has_answered = True
+            self._history = after_answer(self._history)
+
+    def why_ended(self, socket_path: str) -> str | None:
+        """Why the child behind `socket_path` ended unasked; None where it is not the last one."""
+        path, why = self._last_end or ("", "")
+        return why if path == socket_path else None
 
     def log_lines(self, n: int) -> tuple[str, ...]:
         """Up to `n` newest lines of the running child's log, or of the last one's."""
@@ -195,6 +216,7 @@ class Instance:
     async def _launch_once(self) -> Cause | None:
         """One child from exec to reaped; the cause of its end, None when it was wanted."""
         self._launches += 1
+        self._ready_s, self._has_answered, self._was_serving = None, False, False
         shop = self._shop
         launch = self._launch = Launch(
             self._plan,
@@ -221,13 +243,18 @@ class Instance:
         cause = await self._load(launch, child)
         if cause is not None or self._stop_asked.is_set():
             return cause
-        self._load_s, self._loaded_at = monotonic() - started_s, time()
+        self._ready_s = monotonic()
+        self._load_s, self._loaded_at = self._ready_s - started_s, time()
         self._enter(InstanceState.READY, load_s=round(self._load_s, 3))
         self._shop.book.open(self._opening(launch), now_s=monotonic())
-        await _first(child.wait(), self._stop_asked.wait())
+        watch = self._hang_watch(launch)
+        hung = await found_first(watch.until_hung(), child.wait(), self._stop_asked.wait())
         if child.returncode is not None:
             return await _cause(child)
-        await self._drain(child)
+        if hung is not None:
+            return self._put_down(child, hung)
+        if (hung := await self._drain(child, watch)) is not None:
+            self._put_down(child, hung)
         self._enter(InstanceState.STOPPING)
         self._shop.leaving(launch.socket_path)
         return None
@@ -236,48 +263,83 @@ class Instance:
         """Wait for health; a cause when the child ends, or makes no progress for load_s."""
         load_s = self._shop.settings().load_s
         loaded = launch.until_loaded(stall_s=load_s)
-        await _first(loaded, child.wait(), self._stop_asked.wait())
+        await first(loaded, child.wait(), self._stop_asked.wait())
         if child.returncode is not None:
             return await _cause(child)
         if launch.is_loaded or self._stop_asked.is_set():
             return None
-        summary = f"it made no progress while loading for {load_s:.0f} s"
-        return Cause(ExitKind.HUNG, summary, None, child.log.last(CAUSE_LINES))
+        stalled = Hung(f"it made no progress while loading for {load_s:.0f} s")
+        return self._put_down(child, stalled)
 
-    async def _drain(self, child: Child) -> None:
+    def _hang_watch(self, launch: Launch) -> HangWatch:
+        def limits() -> HangLimits:
+            return hang_limits(launch.plan, hang_s=self._shop.settings().hang_s)
+
+        return HangWatch(
+            launch,
+            self.instance_id,
+            book=self._shop.book,
+            heard_bytes=self._shop.heard_bytes,
+            limits=limits,
+        )
+
+    def _put_down(self, child: Child, hung: Hung) -> Cause:
+        """Kill a child that hangs; asking it to end would only take longer."""
+        self._record("instance.hung", reason=hung.reason, pid=child.pid)
+        child.kill()
+        return Cause(ExitKind.HUNG, f"it hung: {hung.reason}", None, child.log.last(CAUSE_LINES))
+
+    async def _drain(self, child: Child, watch: HangWatch) -> Hung | None:
         """Let the running requests end, until the time stop() set, be it anew meanwhile."""
         book = self._shop.book
         while (left_s := self._drain_until_s - monotonic()) > 0:
             if child.returncode is not None or not book.running(self.instance_id):
-                return
+                return None
             self._hurried.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     idle = book.until_idle(self.instance_id)
-                    await _first(idle, child.wait(), self._hurried.wait())
+                    hung = await found_first(
+                        watch.until_hung(), idle, child.wait(), self._hurried.wait()
+                    )
+                    if hung is not None:
+                        return hung
+        return None
 
     def _fall_back(self, cause: Cause) -> None:
-        """After an unwanted end: BACKOFF, or FAILED when trying again is hopeless."""
-        now_s, settings = monotonic(), self._shop.settings()
+        """After an unwanted end: BACKOFF, or FAILED when trying again is hopeless, or not yet due.
+
+        Out of memory is no strike: it says nothing against the model, and waits for its own time.
+        """
+        now_s = monotonic()
         self._cause = replace(cause, log_tail=cause.log_tail[-CAUSE_LINES:])
-        self._deaths = [at_s for at_s in self._deaths if at_s > now_s - settings.restart_window_s]
-        self._deaths.append(now_s)
         if cause.kind is ExitKind.DEVICE_LOST:
             self._shop.device_lost(cause.summary)
-        verdict = next_restart(
-            self._deaths,
-            now_s=now_s,
-            window_s=settings.restart_window_s,
-            limit=settings.restart_limit,
-        )
         if cause.kind in OUT_OF_MEMORY:
             self._retry_at_s = now_s + OOM_RETRY_S
             self._enter(InstanceState.FAILED, reason=cause.summary)
-        elif cause.kind in HOPELESS or isinstance(verdict, GiveUp):
+        elif is_hopeless(cause.kind, had_answered=self._has_answered):
             self._enter(InstanceState.FAILED, reason=cause.summary)
         else:
-            self._retry_at_s = verdict.at_s
+            self._back_off(self._cause, now_s=now_s)
+
+    def _back_off(self, cause: Cause, *, now_s: float) -> None:
+        settings = self._shop.settings()
+        death = Death(
+            at_s=now_s,
+            lived_s=None if self._ready_s is None else now_s - self._ready_s,
+            was_serving=self._was_serving,
+            had_answered=self._has_answered,
+        )
+        rules = RestartRules(settings.restart_window_s, settings.restart_limit, settings.cooldown_s)
+        self._history, verdict = after_death(self._history, death, rules=rules)
+        self._retry_at_s = verdict.at_s
+        if isinstance(verdict, RestartAt):
             self._enter(InstanceState.BACKOFF, reason=cause.summary)
+            return
+        reason = f"{cause.summary}; {left_alone(verdict, now_s=now_s)}"
+        self._cause = replace(cause, summary=reason)
+        self._enter(InstanceState.FAILED, reason=reason, deaths=verdict.deaths)
 
     def _opening(self, launch: Launch) -> Opening:
         plan = launch.plan
@@ -296,6 +358,7 @@ class Instance:
         busy = book.running(self.instance_id)
         used_s = monotonic() if busy else book.idle_since_s(self.instance_id)
         self._last_used_s = max(self._last_used_s, used_s or 0.0)
+        self._was_serving = bool(busy)
         book.close(self.instance_id)
         self._shop.leaving(launch.socket_path)
 
@@ -320,17 +383,3 @@ async def _cause(child: Child) -> Cause:
     """Why a child ended that was not asked to, once its last words are read."""
     await child.wait()
     return classify(child.returncode, child.log.last(TELLING_LINES), wanted=False)
-
-
-async def _first(*waits: Coroutine[object, object, object]) -> None:
-    """Return once one of the waits is over, or raise what it raised; the others are cancelled."""
-    # Not a TaskGroup: it has no way to be left once the first is done, but by an exception.
-    tasks = [asyncio.create_task(wait) for wait in waits]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()

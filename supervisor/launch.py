@@ -15,8 +15,10 @@ from planners.buffers import BufferLine, measured, parse_buffer_line
 from planners.plan import DeviceBytes, LaunchPlan
 from supervisor.child import Child, SpawnFailed, running
 from supervisor.llama import EXIT_LINE, client_of, is_healthy, parse_state
+from supervisor.pulse import work_of
 
 HEALTH_EVERY_S = 0.05  # cadence while loading: /health costs the child nothing
+LOOK_S = 1.0  # of silence, after which its disk reads are looked at
 HEALTH_S = 2.0  # /health is answered by the HTTP thread alone, within a millisecond
 MAX_BUFFERS = 1000  # a load logs some ten a device
 
@@ -37,6 +39,7 @@ class Launch:
         self._child: Child | None = None
         self._buffers: list[BufferLine] = []
         self._progressed_s = monotonic()
+        self._disk_reads = 0
         self._told_ready = asyncio.Event()
 
     @property
@@ -97,7 +100,7 @@ class Launch:
     async def until_loaded(self, *, stall_s: float) -> None:
         """Return once the child is healthy, or has made no progress for `stall_s`."""
         async with client_of(self.socket_path, timeout_s=HEALTH_S) as client:
-            while monotonic() - self._progressed_s <= stall_s:
+            while not self._is_stalled(stall_s):
                 if await is_healthy(client):
                     self.is_loaded = True
                     return
@@ -105,6 +108,16 @@ class Launch:
                     async with asyncio.timeout(HEALTH_EVERY_S):
                         await self._told_ready.wait()
                 self._told_ready.clear()
+
+    def _is_stalled(self, stall_s: float) -> bool:
+        """True without a line, a step or a disk read for `stall_s`."""
+        now_s = monotonic()
+        if now_s - self._progressed_s <= min(stall_s, LOOK_S):
+            return False
+        work = None if self.pid is None else work_of(self.pid)
+        if work is not None and work.disk_reads > self._disk_reads:
+            self._disk_reads, self._progressed_s = work.disk_reads, now_s
+        return now_s - self._progressed_s > stall_s
 
     def _heard(self, line: str) -> None:
         """Take a stdout line: the child protocol's states."""

@@ -7,7 +7,7 @@ leave, refuse, close: a waiter is out of the line, or is told why it will not be
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -71,11 +71,20 @@ class WaitTimedOut(LeaseError):
 
 
 class ModelUnavailable(LeaseError):
-    """The model cannot be served now, and why."""
+    """The model cannot be served now, and why; with its process's last lines, where it had one."""
 
-    def __init__(self, *, model_id: ModelId, reason: str, retry_after_s: float | None) -> None:
+    def __init__(
+        self,
+        *,
+        model_id: ModelId,
+        reason: str,
+        retry_after_s: float | None,
+        log_tail: Sequence[str] = (),
+    ) -> None:
         self.model_id, self.reason, self.retry_after_s = model_id, reason, retry_after_s
-        super().__init__(f"{model_id} cannot be served: {reason}")
+        self.log_tail = tuple(log_tail)
+        said = "\n".join(("", "The last lines of its log:", *log_tail)) if log_tail else ""
+        super().__init__(f"{model_id} cannot be served: {reason}{said}")
 
 
 class Stopping(LeaseError):
@@ -152,6 +161,8 @@ class _Desk:
     held: dict[int, Lease] = field(default_factory=dict)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no lease is held."""
+    busy: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while one is."""
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -172,6 +183,7 @@ class _Desk:
         )
         self.idle_since_s = None
         self.idle.clear()
+        self.busy.set()
         return lease
 
     def put_back(self, lease: Lease, *, now_s: float) -> None:
@@ -184,6 +196,7 @@ class _Desk:
         if not self.held:
             self.idle_since_s = now_s
             self.idle.set()
+            self.busy.clear()
 
 
 class LeaseBook:
@@ -262,6 +275,10 @@ class LeaseBook:
         """Return once no lease is held on an instance."""
         if desk := self._desks.get(instance_id):
             await desk.idle.wait()
+
+    async def until_busy(self, instance_id: InstanceId) -> None:
+        """Return once a lease is held on an open instance."""
+        await self._desks[instance_id].busy.wait()
 
     async def until_gone(self, lease: Lease) -> None:
         """Return once the child behind `lease` is known to be gone, leases or not."""

@@ -5,11 +5,16 @@ The state lines are llama.cpp's router protocol (tools/server/server-models.cpp,
 LLAMA_SERVER_ROUTER_PORT in the environment; without them /health alone decides.
 """
 
+import errno
 from dataclasses import dataclass
 
 import httpx
 import msgspec
 
+from planners.progress import Steps
+
+_OURS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""What a connection fails of for lack of something of our own; the other side had no part in it."""
 _STATE_LINE = "cmd_child_to_router:state:"
 EXIT_LINE = b"cmd_router_to_child:exit\n"
 """Ends a loaded child that speaks the protocol. SIGTERM would not: it then waits for its stdin."""
@@ -58,6 +63,47 @@ def client_of(socket_path: str, *, timeout_s: float | None) -> httpx.AsyncClient
     )
 
 
+@dataclass(frozen=True, slots=True)
+class SlotsTold:
+    """What /slots says of the work under way."""
+
+    busy: int
+    steps: Steps
+
+
+class _NextToken(msgspec.Struct):
+    n_decoded: int = 0
+
+
+class _Slot(msgspec.Struct):
+    is_processing: bool = False
+    id_task: int = -1
+    n_prompt_tokens_processed: int = 0
+    next_token: list[_NextToken] | _NextToken = msgspec.field(default_factory=list)
+
+
+_SLOTS = msgspec.json.Decoder(list[_Slot])
+
+
+async def slots_told(client: httpx.AsyncClient) -> SlotsTold | None:
+    """What the slots count; None where /slots is not answered in time, or not understood.
+
+    It goes through the child's task queue, so it waits for the decode step that runs.
+    """
+    try:
+        reply = await client.get("/slots")
+        slots = _SLOTS.decode(reply.content)
+    except (httpx.TransportError, msgspec.DecodeError):
+        return None
+    return SlotsTold(sum(slot.is_processing for slot in slots), tuple(map(_steps, slots)))
+
+
+def _steps(slot: _Slot) -> tuple[int, ...]:
+    following = slot.next_token if isinstance(slot.next_token, list) else [slot.next_token]
+    decoded = sum(token.n_decoded for token in following)
+    return slot.id_task, slot.n_prompt_tokens_processed, decoded
+
+
 async def is_healthy(client: httpx.AsyncClient) -> bool:
     """True when the child says that its model is loaded."""
     try:
@@ -65,3 +111,20 @@ async def is_healthy(client: httpx.AsyncClient) -> bool:
             return reply.status_code == httpx.codes.OK
     except httpx.TransportError:
         return False
+
+
+async def answers(client: httpx.AsyncClient) -> bool:
+    """True when the child answers /health, whatever it says; what we lack is not its silence."""
+    try:
+        async with client.stream("GET", "/health"):
+            return True
+    except httpx.TransportError as exc:
+        return _is_our_lack(exc)
+
+
+def _is_our_lack(exc: BaseException | None) -> bool:
+    while exc is not None:
+        if isinstance(exc, OSError) and exc.errno in _OURS:
+            return True
+        exc = exc.__cause__ or exc.__context__
+    return False

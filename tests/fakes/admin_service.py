@@ -28,6 +28,7 @@ from proxy.admin_values import (
     ModelReport,
     ModelsReport,
     ReloadReport,
+    RetryReport,
     StatusReport,
     UnloadReport,
     status_report,
@@ -240,6 +241,10 @@ class OneModelService:
     def unload(self, name: str) -> UnloadReport:
         self._known(name)
         return UnloadReport("qwen", was_loaded=True)
+
+    def retry(self, name: str) -> RetryReport:
+        self._known(name)
+        return RetryReport("qwen", had_failed=self.unavailable is not None)
 
     async def reload(self) -> ReloadReport:
         if self.config_mistake is not None:

@@ -128,6 +128,7 @@ class FleetOfOne:
         self.child: Child | None = None
         self.launches = 0
         self.leases = 0
+        self.answers = 0
         self.most_leases = 0
         self.usages: list[Usage] = []
         self.keep_alive_s: float | None = None
@@ -207,12 +208,16 @@ class FleetOfOne:
             self.leases -= 1
             self._free.put_nowait(slot)
 
-    async def until_gone(self, lease: Lease, *, within_s: float) -> None:
+    async def until_gone(self, lease: Lease, *, within_s: float) -> str | None:
         child = self.child
         if child is not None and child.socket_path == lease.socket_path:
             with suppress(TimeoutError):
                 async with asyncio.timeout(within_s):
-                    await child.process.wait()
+                    return f"its process ended with {await child.process.wait()}"
+        return None
+
+    def answered(self, lease: Lease) -> None:
+        self.answers += 1
 
     def report(self, lease: Lease, usage: Usage) -> None:
         self.usages.append(usage)

@@ -39,6 +39,8 @@ class OtherSettings(TypedDict, total=False):
     wait_s: float
     stop_s: float
     restart_limit: int
+    cooldown_s: float
+    hang_s: float
 
 
 @dataclass
@@ -142,6 +144,7 @@ async def running_world(
             journal=journal,
             ground=Ground(run_dir, run_dir / "cwd", dict(os.environ)),
             leaving=leaving,
+            heard_bytes=lambda _: 0,
         )
         running = tasks.create_task(fleet.run())
         try:

@@ -69,6 +69,9 @@ class Faults:
     error_at_token: int = -1  # sends an error event in its place and ends the stream
     end_at_token: int = -1  # ends the stream there, cleanly and without a word
     hang_decode: bool = False  # takes completions and never answers
+    stuck_slots: bool = False  # nor does /slots while a completion runs, as behind a stuck decode
+    poison: str = ""  # a SIGSEGV when a prompt has this word
+    burn: bool = False  # computes all through prompt_s
     close_idle: bool = False  # closes each connection after one reply, unannounced
     ignore_sigterm: bool = False
     flood_stderr: int = 0  # lines of 200 bytes before it is ready
@@ -169,6 +172,13 @@ def kill_self(signum: int) -> NoReturn:
     os._exit(1)
 
 
+def burn(for_s: float) -> None:
+    """Takes processor time."""
+    until_s = time.monotonic() + for_s
+    while time.monotonic() < until_s:
+        pass
+
+
 def pieces(text: str) -> list[str]:
     """`text` cut into its tokens: words with the space before them."""
     words = text.split(" ")
@@ -235,7 +245,10 @@ class Job:
 
     async def words(self) -> AsyncIterator[str]:
         """The reply, a token at a time."""
-        await asyncio.sleep(FAULTS.prompt_s)
+        if FAULTS.burn:
+            await asyncio.to_thread(burn, FAULTS.prompt_s)
+        else:
+            await asyncio.sleep(FAULTS.prompt_s)
         source = self.prompt or ["nothing"]
         for n in range(self.limit):
             if FAULTS.token_s:
@@ -479,6 +492,7 @@ class Engine:
         self.never = asyncio.Event()  # held, or who waits for it would be collected as garbage
         self.slots = [asyncio.Lock() for _ in range(options.parallel)]
         self.tasks = [-1] * options.parallel
+        self.jobs: list[Job | None] = [None] * options.parallel
 
     @property
     def is_busy(self) -> bool:
@@ -518,6 +532,8 @@ class Engine:
             if call.method == "POST" and call.path in (CHAT, COMPLETIONS, COMPLETION):
                 await self.complete(call, asked)
                 return
+            if FAULTS.stuck_slots and call.path == "/slots" and self.is_busy:
+                await self.never.wait()
             await call.reply(200, self.fixed(call, asked))
         except Refused as refused:
             await call.reply(refused.status, refused.body)
@@ -560,8 +576,12 @@ class Engine:
 
     def slot(self, n: int) -> Json:
         """One entry of /slots."""
-        working = self.slots[n].locked()
-        return {"id": n, "n_ctx": self.context, "is_processing": working, "id_task": self.tasks[n]}
+        working, job = self.slots[n].locked(), self.jobs[n]
+        told = {"id": n, "n_ctx": self.context, "is_processing": working, "id_task": self.tasks[n]}
+        if job is None:
+            return told
+        following = {"has_next_token": working, "n_decoded": job.done}
+        return {**told, "n_prompt_tokens_processed": len(job.prompt), "next_token": [following]}
 
     def me(self) -> Json:
         """The model's entry."""
@@ -618,8 +638,11 @@ class Engine:
             return
         jobs = [self.job(call.path, one) for one in prompts(call.path, asked)]
         job = jobs[0]
+        if FAULTS.poison and FAULTS.poison in " ".join(job.prompt):
+            kill_self(signal.SIGSEGV)
         async with self.slots[job.slot]:
             self.tasks[job.slot] += 1
+            self.jobs[job.slot] = job
             task = f"id {job.slot:2d} | task {self.tasks[job.slot]}"
             job.started_s = time.monotonic()
             log("slot launch_slot_", f"{task} | processing task")

@@ -30,6 +30,8 @@ FLEET = FleetSettings(
     stop_s=2.0,
     restart_window_s=600.0,
     restart_limit=3,
+    cooldown_s=60.0,
+    hang_s=60.0,
 )
 PLAIN = ModelSettings(
     context=None,

@@ -179,7 +179,7 @@ def test_a_model_keeps_what_it_says_and_takes_the_rest_from_models() -> None:
         ('[models]\ndirs = [\n"/a",\n3]', 4, "models.dirs[2]", "an integer where text belongs"),
         ('[memory]\nlimit = "6 GiBi"', 2, "memory.limit", "'6 GiBi' is no size"),
         ("[memory]\nreserve = -1", 2, "memory.reserve", "out of range"),
-        ("[fleet]\nstop_timeout = 16", 2, "fleet.stop_timeout", "out of range"),
+        ("[fleet]\nstop_timeout = 11", 2, "fleet.stop_timeout", "out of range"),
         ('[log]\nlevel = "loud"', 2, "log.level", "none of them"),
         ('[devices."RTX 4090"]\nlimt = 1', 2, 'devices."RTX 4090".limt', "did you mean limit?"),
         ('[backends.mine]\nenv = { A = "1" }', 1, "backends.mine", "no path"),

@@ -4,8 +4,9 @@ import tomllib
 
 import pytest
 
+from inferenceosd import config_keys
 from inferenceosd import config_table_keys as table_keys
-from inferenceosd.config_file import AnyKey
+from inferenceosd.config_file import AnyKey, Key
 from inferenceosd.config_keys import KEYS
 from inferenceosd.config_kinds import Folders
 
@@ -30,3 +31,9 @@ def test_a_key_says_what_it_means_and_where_its_default_comes_from(key: AnyKey) 
     assert key.meaning.endswith(".")
     assert key.why
     assert key.kind.allowed
+
+
+def test_every_key_that_is_defined_can_be_set() -> None:
+    defined = {value.name for value in vars(config_keys).values() if isinstance(value, Key)}
+
+    assert defined == {key.name for key in KEYS}

@@ -98,6 +98,7 @@ def test_a_plan_that_does_not_fit_is_shown_with_status_1(
     [
         ("load qwen", "qwen loaded in 3.5 s\n"),
         ("unload qwen", "qwen unloads as soon as its requests are done\n"),
+        ("retry qwen", "qwen had not failed\n"),
         ("reload", "qwen restarts with context 8192\n"),
         ("logs qwen", "one\ntwo\nthree\n"),
         ("logs qwen --tail 1", "three\n"),
@@ -107,6 +108,14 @@ def test_an_order_is_answered_in_a_sentence(served: Path, command: str, said: st
     result = ctl(served, *command.split())
 
     assert (result.exit_code, result.output) == (0, said)
+
+
+def test_a_failed_model_is_forgiven(served: Path, service: OneModelService) -> None:
+    service.unavailable = "died of SIGSEGV"
+
+    result = ctl(served, "retry", "qwen")
+
+    assert (result.exit_code, result.output) == (0, "qwen is tried anew by its next request\n")
 
 
 def test_events_are_narrowed_to_a_model_and_a_span(served: Path, service: OneModelService) -> None:

@@ -1,13 +1,20 @@
 import os
 import socket
 import stat
+import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from inferenceosd.config_kinds import Listen
-from inferenceosd.listening import CannotListen, address_of, listen_on, listen_privately
+from inferenceosd.listening import (
+    CannotListen,
+    address_of,
+    file_key,
+    listen_on,
+    listen_privately,
+)
 
 
 def free_port() -> int:
@@ -68,14 +75,27 @@ def test_an_admin_socket_left_by_a_dead_daemon_is_replaced(tmp_path: Path) -> No
     listen_privately(path).close()
 
 
-def test_an_admin_socket_that_answers_is_not_taken(tmp_path: Path) -> None:
+def test_an_admin_socket_that_answers_is_not_taken_and_its_holder_named(tmp_path: Path) -> None:
     path = tmp_path / "admin.sock"
+    holder = f" \\(pid {os.getpid()}\\)" if sys.platform == "linux" else ""
 
     with (
         closing(listen_privately(path)),
-        pytest.raises(CannotListen, match="another inferenceosd"),
+        pytest.raises(CannotListen, match=f"another inferenceosd{holder} answers"),
     ):
         listen_privately(path)
+
+
+def test_a_file_that_takes_anothers_place_has_another_key(tmp_path: Path) -> None:
+    path = tmp_path / "admin.sock"
+    with closing(listen_privately(path)):
+        first = file_key(path)
+        assert file_key(path) == first
+        path.rename(tmp_path / "moved")
+        assert file_key(path) is None
+
+        with closing(listen_privately(path)):
+            assert file_key(path) not in (None, first)
 
 
 def test_a_file_in_the_place_of_the_admin_socket_is_left_alone(tmp_path: Path) -> None:

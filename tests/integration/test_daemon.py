@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from scripts.started_daemon import DaemonTrouble, StartedDaemon, started_daemon
+from supervisor.leftovers import MARK, mark_of
 
 MODEL = "SmolLM2-135M-Instruct.Q4_1"
 ANSWER_S = 180.0  # a software Vulkan driver first compiles its shaders
@@ -63,19 +64,51 @@ def test_sigterm_ends_the_daemon_and_every_child_within_five_seconds(start: Any)
     assert not list((daemon.folder / "run").iterdir())
 
 
-def test_sigterm_in_mid_stream_ends_the_stream_with_an_error_and_still_within_five_seconds(
-    start: Any,
+STORY = {"prompt": "Tell a story."}
+TOLD = {"messages": [{"role": "user", "content": "Tell a story."}]}
+ENDLESS = {"max_tokens": 4000, "ignore_eos": True}
+OLLAMA_ENDLESS = {"options": {"num_predict": 4000, "stop": []}}
+BOUND = "inferenceosd is stopping"
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {**STORY, **ENDLESS}),
+        ("/v1/chat/completions", {**TOLD, **ENDLESS}),
+        ("/api/generate", {**STORY, "raw": True, **OLLAMA_ENDLESS}),
+        ("/api/chat", {**TOLD, **OLLAMA_ENDLESS}),
+    ],
+)
+def test_sigterm_in_mid_stream_ends_the_stream_with_an_error_of_its_dialect_within_five_seconds(
+    start: Any, path: str, asked: dict[str, Any]
 ) -> None:
-    daemon = start()
-    endless = {"prompt": "Tell a story.", "max_tokens": 4000, "ignore_eos": True}
-    with streamed(daemon, "/v1/completions", **endless) as reply:
+    daemon = start(config="[fleet]\ndrain_timeout = '0s'\n")
+    with streamed(daemon, path, **asked) as reply:
         lines = reply.iter_lines()
         next(lines)
         took_s = end(daemon)
         *_, last = filter(None, lines)
 
     assert took_s < 5
-    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "stopping"
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert BOUND in (error["message"] if path.startswith("/v1") else error)
+
+
+def test_a_child_that_is_stopped_in_mid_request_is_replaced_and_its_caller_served(
+    start: Any,
+) -> None:
+    daemon = start(config="[fleet]\nhang_timeout = '10s'\n")
+    first = chat(daemon).json()
+    child = only_instance(daemon)["pid"]
+
+    os.kill(child, signal.SIGSTOP)
+    second = chat(daemon)
+
+    assert second.status_code == 200
+    assert second.json()["message"] == first["message"]
+    assert not psutil.pid_exists(child)
+    assert "instance.hung" in daemon.ctl("events").stdout
 
 
 def test_kill_9_of_the_child_between_two_requests_is_invisible_to_the_second(start: Any) -> None:
@@ -160,6 +193,46 @@ def until(is_wished: Callable[[], bool]) -> None:
     while not is_wished():
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
+
+
+def test_what_a_killed_daemon_left_is_ended_by_the_next_and_a_strangers_is_not(
+    start: Any, tmp_path: Path
+) -> None:
+    marked = {**os.environ, MARK: mark_of(tmp_path)}
+    with (
+        subprocess.Popen(["sleep", "60"], env=marked, start_new_session=True) as leftover,
+        subprocess.Popen(["sleep", "60"], start_new_session=True) as stranger,
+    ):
+        daemon = start(options=["--state-dir", str(tmp_path)])
+
+        assert leftover.wait(5) == -signal.SIGKILL
+        assert stranger.poll() is None
+        stranger.kill()
+    assert f"process {leftover.pid}" in daemon.ctl("events").stdout
+
+
+def test_every_child_carries_the_mark_by_which_the_next_daemon_would_find_it(start: Any) -> None:
+    daemon = start()
+    chat(daemon)
+
+    child = psutil.Process(only_instance(daemon)["pid"])
+
+    assert child.environ()[MARK] == mark_of(daemon.folder / "state")
+    assert os.getsid(child.pid) == child.pid
+
+
+def test_an_admin_socket_that_somebody_removed_is_there_again(start: Any) -> None:
+    daemon = start()
+    daemon.admin_socket.unlink()
+
+    deadline_s = time.monotonic() + 10
+    while (told := daemon.ctl("status")).returncode:
+        assert time.monotonic() < deadline_s, told.stderr
+        time.sleep(0.05)
+
+    assert daemon.admin_socket.stat().st_mode & 0o777 == 0o600
+    assert end(daemon) < 5
+    assert not daemon.admin_socket.exists()
 
 
 def test_a_taken_port_is_one_line_that_names_the_holder_and_the_option(start: Any) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planners.exits import ExitKind, classify
+from planners.exits import ExitKind, classify, is_hopeless
 
 COMMON_TAIL = (
     "0.00.400.000 E srv    load_model: failed to load model, 'm.gguf'",
@@ -105,6 +105,16 @@ def test_an_exit_that_was_asked_for_is_no_failure() -> None:
     cause = classify(-15, (LINES[ExitKind.DEVICE_OOM][0],), wanted=True)
 
     assert cause.kind is ExitKind.WANTED
+
+
+@pytest.mark.parametrize("kind", ExitKind)
+def test_what_had_answered_is_hopeless_by_a_bug_of_ours_alone(kind: ExitKind) -> None:
+    assert is_hopeless(kind, had_answered=True) is (kind is ExitKind.BUG)
+
+
+def test_a_child_of_another_cpu_is_hopeless_where_it_never_answered() -> None:
+    assert is_hopeless(ExitKind.ILLEGAL_INSTRUCTION, had_answered=False)
+    assert not is_hopeless(ExitKind.CRASH, had_answered=False)
 
 
 def test_a_child_that_said_nothing_is_told_so() -> None:

@@ -201,13 +201,37 @@ def test_an_instance_in_backoff_that_nobody_would_still_keep_is_let_go() -> None
     assert isinstance(stop, Stop)
 
 
-def test_callers_of_a_failed_model_are_refused_with_its_cause() -> None:
-    cause = Cause(ExitKind.BAD_MODEL, "its file is cut short", 1, ())
+def test_one_that_died_and_that_nobody_asks_for_stops_no_other_for_its_return() -> None:
+    big = model("big", weights_bytes=10 * GIB)
+    fallen = seen(big, InstanceState.BACKOFF, retry_at_s=NOW_S, running=0)
+    idle = seen(B)
+    full = hardware(available_bytes=4 * GIB)
+    counted = replace(FLEET, max_loaded=1)
+
+    assert actions(view(big, B, instances=(fallen, idle), machine=full)) == ()
+    assert actions(view(big, B, instances=(fallen, idle), settings=counted)) == ()
+
+    asked_for = view(big, B, instances=(fallen, idle), waiting=(big,), settings=counted)
+    (stop,) = actions(asked_for)
+    assert isinstance(stop, Stop)
+
+
+def test_callers_of_a_failed_model_are_refused_with_its_cause_and_last_words() -> None:
+    cause = Cause(ExitKind.BAD_MODEL, "its file is cut short", 1, ("failed to load",))
     failed = seen(A, InstanceState.FAILED, cause=cause, running=0)
 
     assert actions(view(A, instances=(failed,), waiting=(A,))) == (
-        Refuse(A.model_id, "its file is cut short", None),
+        Refuse(A.model_id, "its file is cut short", None, ("failed to load",)),
     )
+
+
+def test_callers_of_a_model_left_alone_are_told_when_it_is_tried_again() -> None:
+    failed = seen(A, InstanceState.FAILED, retry_at_s=NOW_S + 42, running=0)
+
+    (refusal,) = actions(view(A, instances=(failed,), waiting=(A,)))
+
+    assert isinstance(refusal, Refuse)
+    assert refusal.retry_after_s == 42.0
 
 
 def test_a_failed_model_that_may_be_tried_again_is() -> None:

@@ -54,6 +54,7 @@ def test_orders_are_carried_out_and_answered(client: httpx.Client) -> None:
 
     assert client.post("/load", json=asked).json() == {"model": "qwen", "load_s": 3.5}
     assert client.post("/unload", json=asked).json() == {"model": "qwen", "was_loaded": True}
+    assert client.post("/retry", json=asked).json() == {"model": "qwen", "had_failed": False}
     assert client.post("/reload").json()["changed"] == ["qwen restarts with context 8192"]
     assert client.get("/logs", params={"model": "qwen", "tail": 2}).json()["lines"] == [
         "two",
@@ -86,6 +87,7 @@ def test_what_does_not_fit_is_an_answer_and_no_error(
         ("POST", "/plan", {"model": "gpt"}),
         ("POST", "/load", {"model": "gpt"}),
         ("POST", "/unload", {"model": "gpt"}),
+        ("POST", "/retry", {"model": "gpt"}),
         ("GET", "/logs?model=gpt", None),
     ],
 )
@@ -186,7 +188,7 @@ def test_json_is_flat_and_has_units(client: httpx.Client) -> None:
     assert status["devices"][0]["ours_bytes"] == (4 << 30) + (812 << 20)
 
 
-@pytest.mark.parametrize("path", ["/load", "/unload", "/plan"])
+@pytest.mark.parametrize("path", ["/load", "/unload", "/retry", "/plan"])
 def test_who_asks_for_a_broken_file_is_told_why(client: httpx.Client, path: str) -> None:
     reply = client.post(path, json={"model": "LFS"})
 

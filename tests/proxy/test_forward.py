@@ -92,7 +92,18 @@ async def test_a_child_that_dies_twice_is_told_and_not_tried_for_ever(
 
     assert reply.status_code == (502 if route.startswith("/v1") else 500)
     assert "unexpectedly stopped" in reply.text
+    assert "2 times on this request: its process ended with -9" in reply.text
+    assert reply.headers["x-should-retry"] == "false"
     assert fleet.launches == 2
+    assert fleet.answers == 0
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_the_fleet_hears_of_a_request_that_was_answered(tmp_path: Path, route: str) -> None:
+    async with door(tmp_path) as (fleet, served):
+        await served.client.post(route, json=STREAM)
+
+    assert fleet.answers == 1
 
 
 @pytest.mark.parametrize("fault", ["die_at_byte", "cut_at_byte"])

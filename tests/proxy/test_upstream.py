@@ -526,3 +526,26 @@ async def test_a_reply_over_its_limit_is_refused(pools: UpstreamPools, path: Pat
     ):
         with pytest.raises(UpstreamBroken):
             await response.read(limit_bytes=4)
+
+
+async def test_what_a_child_says_is_counted_without_its_keep_alive_comments(path: Path) -> None:
+    def chunk(data: bytes) -> bytes:
+        return b"%x\r\n%s\r\n" % (len(data), data)
+
+    said = (chunk(b":\n\n"), chunk(b"data: 1\n\n"), chunk(b":\n\n"), b"0\r\n\r\n")
+
+    async def script(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for part in (CHUNKED, *said):
+            writer.write(part)
+            await writer.drain()
+
+    async with (
+        listening(path, lambda _: (script,)),
+        UpstreamPools(connections_per_child=1) as pools,
+    ):
+        before = pools.heard_bytes(str(path))
+        await listen_in(pools, path, lambda _: None)
+        await listen_in(pools, path, lambda _: None)  # on another connection: the script ended
+
+        assert (before, pools.heard_bytes(str(path))) == (0, 2 * len(b"data: 1\n\n"))

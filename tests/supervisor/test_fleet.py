@@ -11,6 +11,7 @@ from math import inf
 from pathlib import Path
 from time import monotonic
 
+import httpx
 import psutil
 import pytest
 
@@ -24,6 +25,7 @@ from supervisor.tinymodel import tiny_model
 from tests.fakes.fleet_world import TINY, MakeWorld
 from tests.fakes.machines import PLAIN
 from tests.fakes.processes import is_gone
+from tests.fakes.serving import serving
 
 OTHER = ModelId("other")
 
@@ -263,13 +265,52 @@ async def test_a_child_that_dies_again_and_again_opens_the_breaker(fleet_world: 
     async with fleet_world() as world:
         world.order(die_while_loading="crash")
 
-        with pytest.raises(ModelUnavailable, match="SIGSEGV"):
+        with pytest.raises(ModelUnavailable, match="SIGSEGV") as refused:
             await world.served_by()
 
         assert (await world.kinds()).count("instance.started") == 3
-        cause = world.seen().cause
-        assert cause is not None
-        assert cause.log_tail
+        assert "inferenceosctl retry" in refused.value.reason
+        assert any("loading model" in line for line in refused.value.log_tail)
+        assert refused.value.log_tail[-1] in str(refused.value)
+
+
+async def test_an_open_breaker_lets_a_caller_try_again_after_its_cooldown(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world(restart_limit=1, cooldown_s=0.3) as world:
+        world.order(die_while_loading="crash", launches=1)
+        with pytest.raises(ModelUnavailable) as refused:
+            await world.served_by()
+        retry_at_s = world.seen().retry_at_s
+        assert retry_at_s is not None
+        with pytest.raises(ModelUnavailable) as refused:
+            await world.served_by()
+        assert refused.value.retry_after_s is not None
+
+        await world.until(lambda: monotonic() > retry_at_s)
+
+        assert await world.served_by()
+
+
+async def test_requests_that_kill_their_child_leave_the_model_to_others(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world() as world, serving(world.fleet) as served:
+        world.order(poison="poison")
+
+        async def answer(prompt: str) -> httpx.Response:
+            asked = {"model": TINY, "prompt": prompt, "stream": False, "max_tokens": 2}
+            return await served.client.post("/v1/completions", json=asked)
+
+        for _ in range(3):
+            assert (await answer("bread")).status_code == 200
+            reply = await answer("poison")
+            assert reply.status_code == 502
+            assert reply.headers["x-should-retry"] == "false"
+            assert "2 times on this request" in reply.json()["error"]["message"]
+            assert "SIGSEGV" in reply.json()["error"]["message"]
+
+        assert (await answer("bread")).status_code == 200
 
 
 async def test_a_child_that_loses_its_device_has_the_machine_read_anew(

@@ -180,6 +180,38 @@ async def test_an_instance_is_idle_once_its_last_lease_is_back(book: LeaseBook) 
         await idle
 
 
+async def test_an_instance_is_busy_while_any_lease_is_held(book: LeaseBook) -> None:
+    book.open(opening(n_slots=2), now_s=0.0)
+    busy = asyncio.create_task(book.until_busy(I1))
+    await asyncio.sleep(0)
+    assert not busy.done()
+
+    leases = [ask(book).granted.result() for _ in range(2)]
+
+    async with asyncio.timeout(5):
+        await busy
+    book.give_back(leases[0], now_s=1.0)
+    async with asyncio.timeout(5):
+        await book.until_busy(I1)
+    book.give_back(leases[1], now_s=2.0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await book.until_busy(I1)
+
+
+def test_a_refusal_shows_the_last_lines_of_the_process() -> None:
+    refusal = ModelUnavailable(
+        model_id=M, reason="it crashed", retry_after_s=1.0, log_tail=("loading", "cut short")
+    )
+
+    assert str(refusal).splitlines() == [
+        "m cannot be served: it crashed",
+        "The last lines of its log:",
+        "loading",
+        "cut short",
+    ]
+
+
 async def test_a_lease_ends_with_its_child_and_not_with_its_instances_next_one(
     book: LeaseBook,
 ) -> None:

@@ -1,0 +1,98 @@
+"""Children of a daemon that was killed, found by what they carry, and removed.
+
+Every child has the mark of its daemon's state folder in its environment, and whatever it starts
+inherits it. The folder's lock allows one daemon at a time, so that at its start all that carry the
+mark are leftovers. A list of pids would be incomplete where the daemon died between a start and
+its entry, and wrong once a pid is another's; a mark dies with its process.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+MARK = "SUPERVISED_BY_INFERENCEOSD"  # not INFERENCEOSD_*: those are settings
+LOOK_S = 0.02  # cadence of looking whether a killed process is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A process that its daemon left behind."""
+
+    pid: int
+    name: str
+    started_at: float
+    """UTC seconds."""
+
+
+def mark_of(folder: Path) -> str:
+    """Names a state folder by what the file system knows it by: a copy of it has another."""
+    found = folder.stat()
+    return f"{found.st_dev:x}-{found.st_ino:x}"
+
+
+@contextmanager
+def marked_children(mark: str) -> Iterator[None]:
+    """Every process started within the block inherits the mark."""
+    before = os.environ.get(MARK)
+    os.environ[MARK] = mark
+    try:
+        yield
+    finally:
+        os.environ.pop(MARK)
+        if before is not None:
+            os.environ[MARK] = before
+
+
+def remove_leftovers(mark: str, *, within_s: float) -> tuple[Leftover, ...]:
+    """SIGKILL all that carry the mark; return what they were once they are gone, or time is up.
+
+    Blocks. Only to be called by who holds the state folder's lock.
+    """
+    found = [process for process in psutil.process_iter() if _carries(process, mark)]
+    marked = {process.pid for process in found}
+    ours = [process for process in found if _leads_its_session(process, marked)]
+    removed = tuple(filter(None, map(_killed, ours)))
+    until_s = time.monotonic() + within_s
+    while any(map(_is_alive, ours)) and time.monotonic() < until_s:
+        time.sleep(LOOK_S)
+    return removed
+
+
+def _carries(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.pid != os.getpid() and process.environ().get(MARK) == mark
+    except psutil.Error:  # another user's, or gone meanwhile
+        return False
+
+
+def _leads_its_session(process: psutil.Process, marked: set[int]) -> bool:
+    """False for a stranger's copy of a child's environment: that runs in the stranger's session.
+
+    Ours lead sessions of their own; what they started belongs to those.
+    """
+    try:
+        leader = os.getsid(process.pid)
+    except ProcessLookupError:
+        return False
+    return leader in marked or not psutil.pid_exists(leader)
+
+
+def _killed(process: psutil.Process) -> Leftover | None:
+    """What was killed; None where it ended by itself, its pid another's now or nobody's."""
+    with suppress(psutil.Error):
+        left = Leftover(process.pid, process.name(), process.create_time())
+        process.kill()  # psutil compares its start time first
+        return left
+    return None
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """A zombie is not: who should reap it may not, as some containers' first process."""
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
