@@ -30,6 +30,8 @@ from planners.layout.measures import Drawings, Measures
 from planners.layout.placed import Placed, fastest
 from planners.layout.prompt_cache import prompt_cache
 from planners.layout.threads import n_threads
+from planners.learning import corrected, overheads, taught
+from planners.lessons import LaunchKey, key_of, launch_key
 from planners.memory import host_overhead_bytes, joined, layer_devices, predict, predict_draft
 from planners.model import LayerKind, ModelInfo, ServedModel
 from planners.plan import DeviceBytes, LaunchPlan, Shortfall
@@ -98,6 +100,7 @@ def attempt_launch(
         rates=rates(hardware, n_threads=threads, learned=learned),
         measures=measures or Measures(served.info, served.draft),
         drawings=Drawings(),
+        learned=learned,
         allows_cpu_fallback=rules.allows_cpu_fallback,
     )
     ranked = preferred(engines, order=rules.backends)
@@ -134,6 +137,7 @@ class _Search:
     rates: Rates
     measures: Measures
     drawings: Drawings
+    learned: Learned
     allows_cpu_fallback: bool
 
     @property
@@ -187,7 +191,7 @@ class _Search:
         rpc_servers, rpc_names = servers_of(self.hardware, used)
         names |= rpc_names
         settings = self.served.settings
-        return LaunchPlan(
+        plan = LaunchPlan(
             model_id=self.served.model_id,
             model_path=self.served.path,
             model_digest=self.info.digest,
@@ -231,6 +235,9 @@ class _Search:
             predicted_prompt_tokens_per_s=placed.speed.prompt_tokens_per_s,
             predicted_decode_tokens_per_s=placed.speed.decode_tokens_per_s,
         )
+        is_known = key_of(plan) in self.learned.lessons
+        before = self._unlearned(placed) if is_known else placed.predicted
+        return taught(plan, before, self.learned)
 
     def _fallbacks(self, placed: Placed) -> tuple[str, ...]:
         exact = self._exact(placed.engine, placed.shape)
@@ -373,17 +380,36 @@ class _Search:
         return Placed(engine, room, shape, predicted, self.measures.speed(shape, self.rates))
 
     def _drawn(self, placed: Placed) -> Placed:
-        """The same with its buffers as the engine reserves them."""
+        """The same with its buffers as the engine reserves them, and as it was seen to."""
         if not self.drawings.has_one_more():
             return placed
+        predicted = self._unlearned(placed)
+        lesson = self.learned.lessons.get(self._key(placed))
+        if lesson is not None:
+            has_companions = self._companion_bytes() > 0
+            predicted = corrected(predicted, lesson, has_companions=has_companions)
+        return replace(placed, predicted=predicted)
+
+    def _unlearned(self, placed: Placed) -> tuple[DeviceBytes, ...]:
         engine, room, shape = placed.engine, placed.room, placed.shape
-        return replace(placed, predicted=self._predicted(engine, room, shape, is_drawn=True))
+        return self._predicted(engine, room, shape, is_drawn=True)
+
+    def _key(self, placed: Placed) -> LaunchKey:
+        """As planners.lessons.key_of the plan."""
+        return launch_key(
+            placed.shape,
+            self.served.settings,
+            engine_id=placed.engine.engine_id,
+            model_digest=self.info.digest,
+            n_threads=self.n_threads,
+        )
 
     def _predicted(
         self, engine: Engine, room: Budgets, shape: LaunchShape, *, is_drawn: bool
     ) -> tuple[DeviceBytes, ...]:
         overhead = {budget.device_id: budget.overhead_bytes for budget in room.devices}
         overhead[HOST] = host_overhead_bytes(self.info)
+        overhead = overheads(overhead, self.learned, engine_id=engine.engine_id)
         exact = self._exact(engine, shape)
         predicted = predict(self.info, exact, overhead_bytes=overhead, is_drawn=is_drawn)
         used = {device_id for device_id, _ in shape.split}

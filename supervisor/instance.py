@@ -23,8 +23,10 @@ from planners.restart import GiveUp, next_restart
 from planners.settings import FleetSettings
 from planners.view import InstanceState, Observed
 from supervisor.child import Child, SpawnFailed, Unreapable
+from supervisor.child_logs import ChildLog
 from supervisor.journal import Journal
 from supervisor.launch import Launch
+from supervisor.launch_history import LaunchHistory
 from supervisor.lease import LeaseBook, Opening, Usage
 
 TELLING_LINES = 200  # lines of log that are searched for a cause
@@ -58,6 +60,7 @@ class Shop:
 
     book: LeaseBook
     journal: Journal
+    history: LaunchHistory
     settings: Callable[[], FleetSettings]
     environ: Mapping[str, str]
     run_dir: Path
@@ -84,12 +87,13 @@ class Instance:
         launch_key: str,
         keep_alive_s: float,
         shop: Shop,
+        child_log: ChildLog,
     ) -> None:
         self.instance_id = instance_id
         self.model_id: ModelId = plan.model_id
         self.keep_alive_s = keep_alive_s
         self._plan, self._engine, self._launch_key = plan, engine, launch_key
-        self._shop = shop
+        self._shop, self._child_log = shop, child_log
         self._state = InstanceState.LOADING
         self._launch: Launch | None = None
         self._launches = 0
@@ -111,6 +115,7 @@ class Instance:
         try:
             while not self._stop_asked.is_set():
                 cause = await self._outcome()
+                self._note("stopped" if cause is None else "died", cause)
                 if cause is None or self._stop_asked.is_set():
                     break
                 self._fall_back(cause)
@@ -201,7 +206,9 @@ class Instance:
             self._engine,
             socket_path=shop.run_dir / f"{self.instance_id}-{self._launches}.sock",
             slot_dir=shop.run_dir / f"{self.instance_id}.slots",
+            on_line=self._child_log.write,
         )
+        self._child_log.begin(f"launch {self._launches} of {self.instance_id}")
         try:
             async with launch.started(
                 environ=shop.environ, cwd=shop.cwd, stop_s=shop.settings().stop_s
@@ -223,6 +230,7 @@ class Instance:
             return cause
         self._load_s, self._loaded_at = monotonic() - started_s, time()
         self._enter(InstanceState.READY, load_s=round(self._load_s, 3))
+        self._note("ready", None)
         self._shop.book.open(self._opening(launch), now_s=monotonic())
         await _first(child.wait(), self._stop_asked.wait())
         if child.returncode is not None:
@@ -298,6 +306,12 @@ class Instance:
         self._last_used_s = max(self._last_used_s, used_s or 0.0)
         book.close(self.instance_id)
         self._shop.leaving(launch.socket_path)
+
+    def _note(self, outcome: str, cause: Cause | None) -> None:
+        """Keep what became of the present launch."""
+        if self._launch is not None:
+            why = None if cause is None else cause.summary
+            self._shop.history.launched(self._launch.sample(outcome, cause=why))
 
     def _enter(self, state: InstanceState, *, reason: str = "", **facts: float) -> None:
         self._state = state

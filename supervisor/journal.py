@@ -19,12 +19,12 @@ import structlog
 
 from planners.model import ModelId
 from planners.plan import InstanceId
+from supervisor.follower import Follower
 from supervisor.journal_file import EVENTS, Cell, JournalFile, Row
 from supervisor.printable import printable
 
 FLUSH_S = 0.1  # cadence of the writer: one transaction a batch, an insert alone costs 0.36 ms
 MAX_PENDING = 10_000  # rows held while the disk is slow; beyond it the oldest are dropped
-MAX_UNREAD = 1_000  # events held for one follower; beyond it the oldest are skipped
 MAX_REASON = 2_000  # characters; a plan's reasons are some 600
 MAX_FACT = 1_000
 
@@ -48,45 +48,6 @@ class Event:
     facts: Mapping[str, Fact] = field(default_factory=dict)
 
 
-class Follower:
-    """Somebody who reads events as they happen, at his own pace."""
-
-    def __init__(self, model_id: ModelId | None) -> None:
-        self._model_id = model_id
-        self._unread: deque[Event] = deque(maxlen=MAX_UNREAD)
-        self._skipped = 0
-        self._has_ended = False
-        self._news = asyncio.Event()
-
-    def tell(self, event: Event) -> None:
-        """Add an event, where it is one of his model; the oldest unread one may make way."""
-        if self._model_id in (None, event.model_id):
-            self._skipped += len(self._unread) == MAX_UNREAD
-            self._unread.append(event)
-            self._news.set()
-
-    def end(self) -> None:
-        """There will be no more."""
-        self._has_ended = True
-        self._news.set()
-
-    async def unread(self, *, within_s: float) -> tuple[int, tuple[Event, ...]] | None:
-        """How many were skipped and the events after them, () where none came; None at the end."""
-        try:
-            async with asyncio.timeout(within_s):
-                await self._news.wait()
-        except TimeoutError:
-            return 0, ()
-        skipped, events = self._skipped, tuple(self._unread)
-        if self._has_ended and not events:
-            return None
-        self._skipped = 0
-        self._unread.clear()
-        if not self._has_ended:
-            self._news.clear()
-        return skipped, events
-
-
 class Journal:
     """The tables of what happened. What writes never waits and never fails."""
 
@@ -96,7 +57,7 @@ class Journal:
         self._pending: deque[tuple[str, Row]] = deque(maxlen=MAX_PENDING)
         self._wake = asyncio.Event()
         self._dropped = 0
-        self._followers: set[Follower] = set()
+        self._followers: dict[Follower[Event], ModelId | None] = {}
 
     def record(
         self,
@@ -111,8 +72,9 @@ class Journal:
         told = {k: _clipped(v, MAX_FACT) if isinstance(v, str) else v for k, v in facts.items()}
         event = Event(time.time(), kind, model_id, instance_id, _clipped(reason, MAX_REASON), told)
         self.write(EVENTS, _row(event))
-        for follower in self._followers:
-            follower.tell(event)
+        for follower, wanted in self._followers.items():
+            if wanted in (None, model_id):
+                follower.tell(event)
 
     def write(self, table: str, row: Row) -> None:
         """Note a row of one of the tables of supervisor.journal_file."""
@@ -132,18 +94,18 @@ class Journal:
         return tuple(map(_event, rows))
 
     @contextmanager
-    def following(self, model_id: ModelId | None) -> Iterator[Follower]:
+    def following(self, model_id: ModelId | None) -> Iterator[Follower[Event]]:
         """A follower of all that is recorded from now on.
 
         `events` called at once in the block, without an await before it, gives all that came
         before, and nothing that the follower will be told.
         """
-        follower = Follower(model_id)
-        self._followers.add(follower)
+        follower = Follower[Event]()
+        self._followers[follower] = model_id
         try:
             yield follower
         finally:
-            self._followers.discard(follower)
+            del self._followers[follower]
 
     def end_following(self) -> None:
         """Followers read what they have not read yet, and are told that it was the last."""

@@ -5,6 +5,7 @@ is begun anew, and a disk that takes nothing costs rows; each is said, in the lo
 file that can be written.
 """
 
+import os
 import sqlite3
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -53,7 +54,7 @@ TABLES: Mapping[str, Table] = {
     LAUNCHES: Table(
         {
             "launch": str, "at": float, "model_id": str, **_KEY, "context": int, "rung": str,
-            "outcome": str, "cause": str, "load_s": float, "process_bytes": int,
+            "outcome": str, "cause": str, "load_s": float,
             "predicted": str, "measured": str,
         },
         pk="launch",
@@ -234,6 +235,7 @@ def _inode(path: Path) -> int:
 
 
 def _opened_with_tables(path: Path) -> Database:
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite's files beside it get its mode
     with ExitStack() as undone:
         db = Database(sqlite3.connect(path, timeout=BUSY_S))
         undone.callback(db.close)
@@ -242,7 +244,6 @@ def _opened_with_tables(path: Path) -> Database:
         _migrate(db)
         prune(db)
         undone.pop_all()
-        path.chmod(0o600)
         return db
 
 

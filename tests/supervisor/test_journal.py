@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 
 from planners.model import ModelId
 from planners.plan import InstanceId
-from supervisor.journal import MAX_PENDING, MAX_UNREAD, Event, Journal, open_journal
+from supervisor.follower import MAX_UNREAD
+from supervisor.journal import MAX_PENDING, Event, Journal, open_journal
 
 M = ModelId("m")
 

@@ -17,7 +17,7 @@ RATE: Row = {
 LAUNCH: Row = {
     "launch": "1", "at": 1.0, "model_id": "m", "engine_id": "e", "model_digest": "d",
     "devices": "host", "flags": "f", "context": 4096, "rung": None, "outcome": "loading",
-    "cause": None, "load_s": None, "process_bytes": None, "predicted": "[]", "measured": "[]",
+    "cause": None, "load_s": None, "predicted": "[]", "measured": "[]",
 }  # fmt: skip
 
 
