@@ -2,7 +2,7 @@
 
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, NoReturn, TypeVar
 
@@ -15,6 +15,7 @@ from supervisor.printable import printable
 EXIT_FAILED = 1
 CONNECT_S = 5.0
 ANSWER_S = 10.0  # the daemon has it in memory
+SILENCE_S = 20.0  # of a stream; the daemon gives a sign of life every 5 s
 WORK_S = 120.0  # it looks at devices, or tries engines, first
 
 T = TypeVar("T")
@@ -50,11 +51,36 @@ class Door:
         path: str,
         kind: type[T],
         *,
-        body: Mapping[str, str | int | None] | None = None,
+        body: Mapping[str, str | int | bool | None] | None = None,
         within_s: float = ANSWER_S,
     ) -> Answer[T]:
         """What it says once it did what `path` means."""
         return self._ask("POST", path, kind, body=msgspec.json.encode(body), within_s=within_s)
+
+    def follow(self, path: str, kind: type[T], *, query: Query) -> Iterator[T]:
+        """What it says about `path`, line by line, until it ends; silence ends the program."""
+        self._reach()
+        try:
+            with (
+                self._client(SILENCE_S) as client,
+                client.stream("GET", path, params={**query, "follow": 1}) as reply,
+            ):
+                if reply.is_error:
+                    reply.read()
+                    fail(_said(reply))
+                for line in reply.iter_lines():
+                    yield _decoded(line.encode(), kind).value
+        except httpx.TimeoutException:
+            fail(f"inferenceosd on {self.socket_path} gave no sign of life for {SILENCE_S:.0f} s")
+        except httpx.HTTPError as exc:
+            fail(f"inferenceosd on {self.socket_path} broke off: {exc}")
+
+    def _client(self, within_s: float) -> httpx.Client:
+        return httpx.Client(
+            transport=httpx.HTTPTransport(uds=self.socket_path),
+            timeout=httpx.Timeout(CONNECT_S, read=within_s),
+            base_url="http://inferenceosd",
+        )
 
     def _ask(
         self,
@@ -67,11 +93,7 @@ class Door:
         within_s: float = ANSWER_S,
     ) -> Answer[T]:
         self._reach()
-        transport = httpx.HTTPTransport(uds=self.socket_path)
-        timeout = httpx.Timeout(CONNECT_S, read=within_s)
-        with httpx.Client(
-            transport=transport, timeout=timeout, base_url="http://inferenceosd"
-        ) as client:
+        with self._client(within_s) as client:
             try:
                 reply = client.request(method, path, params=query, content=body)
             except httpx.TimeoutException:

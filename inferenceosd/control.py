@@ -3,10 +3,11 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
+from typing import TypeVar
 
 import structlog
 
@@ -17,14 +18,16 @@ from inferenceosd.config_error import ConfigError
 from inferenceosd.logs import configure_logging
 from inferenceosd.recording import recorded_now
 from planners.backends import Engine, RejectedEngine
-from planners.hardware import HardwareProfile
-from planners.model import ServedModel
+from planners.hardware import HOST, DeviceId, HardwareProfile
+from planners.model import ModelId, ServedModel
 from planners.outlook import Outlook
 from planners.reconcile import NO_ENGINE, launch_key
 from proxy.admin import ReloadRefused
 from proxy.admin_values import (
     DaemonReport,
     EventReport,
+    Followed,
+    ForgetReport,
     LoadReport,
     LogReport,
     ModelsReport,
@@ -35,14 +38,19 @@ from proxy.admin_values import (
     models_report,
     status_report,
 )
-from proxy.errors import UnknownModel
+from proxy.errors import BadRequest, UnknownModel
 from supervisor.backends import find_engines
 from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired
 from supervisor.fleet import Fleet
-from supervisor.journal import Event, Journal
+from supervisor.follower import Follower
+from supervisor.journal import Event
 from supervisor.probe import HardwareProbe
+from supervisor.records import Records
 
+SIGN_OF_LIFE_S = 5.0  # cadence of a stream on which nothing happens
+
+T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
@@ -53,7 +61,7 @@ class Parts:
     fleet: Fleet
     catalogue: Catalogue
     probe: HardwareProbe
-    journal: Journal
+    records: Records
     reconfigure_door: Callable[[Config], None]
 
 
@@ -107,6 +115,7 @@ class Control:
             rejected=self._rejected,
             broken=self._parts.catalogue.broken,
             now_s=monotonic(),
+            learned=self._parts.records.history.learned,
             resumed_at=self._parts.fleet.resumed_at,
         )
 
@@ -164,19 +173,89 @@ class Control:
                 raise ReloadRefused(str(exc)) from exc
             return await self._replace(config)
 
-    def log_lines(self, name: str, *, tail: int) -> LogReport:
-        """The last `tail` lines of its process, or of the last one it had."""
-        served = self._served(name)
-        return LogReport(served.model_id, self._parts.fleet.log_lines(served.model_id, tail))
+    async def log_lines(self, name: str, *, tail: int) -> LogReport:
+        """The last `tail` lines of its process, or of the last one it had, be it on disk alone."""
+        served = self._parts.fleet.resolve(name)
+        model_id = ModelId(name) if served is None else served.model_id
+        lines = await self._parts.records.child_logs.last(model_id, tail)
+        if not lines and served is None:
+            raise UnknownModel(name)
+        return LogReport(model_id, lines or self._parts.fleet.log_lines(model_id, tail))
+
+    async def follow_log(self, name: str, *, tail: int) -> AsyncIterator[Followed]:
+        """The same, and then each line as it is written."""
+        report = await self.log_lines(name, tail=1)
+        return self._log_followed(ModelId(report.model), tail=tail)
+
+    async def _log_followed(self, model_id: ModelId, *, tail: int) -> AsyncIterator[Followed]:
+        logs = self._parts.records.child_logs
+        with logs.following(model_id) as follower:
+            for line in await logs.last(model_id, tail):
+                yield Followed(line=line)
+            async for skipped, now in _unread(follower):
+                yield Followed(line=now, skipped=skipped)
 
     async def events(
         self, *, name: str | None, since_s: float | None, limit: int
     ) -> Sequence[EventReport]:
         """The latest `limit` events of the last `since_s` seconds, oldest first."""
-        model_id = self._served(name).model_id if name is not None else None
-        since = 0.0 if since_s is None else time.time() - since_s
-        told = await self._parts.journal.events(model_id=model_id, since=since, limit=limit)
+        model_id = await self._known(name)
+        told = await self._parts.records.journal.events(
+            model_id=model_id, since=_since(since_s), limit=limit
+        )
         return [_event_report(event) for event in told]
+
+    async def follow_events(
+        self, *, name: str | None, since_s: float | None, limit: int
+    ) -> AsyncIterator[Followed]:
+        """The same, and then each event as it happens."""
+        return self._events_followed(await self._known(name), since_s=since_s, limit=limit)
+
+    async def _events_followed(
+        self, model_id: ModelId | None, *, since_s: float | None, limit: int
+    ) -> AsyncIterator[Followed]:
+        journal = self._parts.records.journal
+        with journal.following(model_id) as follower:
+            since = _since(since_s)
+            for event in await journal.events(model_id=model_id, since=since, limit=limit):
+                yield Followed(_event_report(event))
+            async for skipped, now in _unread(follower):
+                yield Followed(None if now is None else _event_report(now), skipped=skipped)
+
+    async def forget(self, *, name: str | None, device: str | None) -> ForgetReport:
+        """Drop what was learned of a model, of a device, or of all."""
+        model_id = await self._known(name)
+        device_id = None if device is None else self._device(device)
+        what = model_id or device_id or "all"
+        launches, requests = await self._parts.records.history.forget(
+            model_id=model_id, device=device_id
+        )
+        told = f"{what}: {launches} launches and {requests} requests"
+        log.info("history.forgotten", what=what, launches=launches, requests=requests)
+        self._parts.records.journal.record("history.forgotten", model_id=model_id, reason=told)
+        return ForgetReport(what, launches, requests)
+
+    async def _known(self, name: str | None) -> ModelId | None:
+        """The model that is meant, be it one of the past. Raises UnknownModel."""
+        served = None if name is None else self._parts.fleet.resolve(name)
+        if name is None or served is not None:
+            return None if served is None else served.model_id
+        past = ModelId(name)
+        if not await self._parts.records.journal.events(model_id=past, since=0.0, limit=1):
+            raise UnknownModel(name)
+        return past
+
+    def _device(self, name: str) -> DeviceId:
+        """The device that is meant, by its id, its name, or what an engine calls it."""
+        hardware = self._parts.fleet.last_profile
+        devices = () if hardware is None else hardware.devices
+        for each in devices:
+            if name in (each.device_id, each.name, *(n for _, n in each.engine_names)):
+                return each.device_id
+        if name != HOST and not self._parts.records.history.knows(DeviceId(name)):
+            known = ", ".join([HOST, *(each.device_id for each in devices)])
+            raise BadRequest(f"no device {name!r}; there are {known}", param="device")
+        return DeviceId(name)
 
     # How settings come into force.
 
@@ -197,7 +276,7 @@ class Control:
             needs_restart=needs_restart(self._at_start, config),
         )
         log.info("config.reloaded", changed=report.changed, needs_restart=report.needs_restart)
-        parts.journal.record("config.reloaded", reason="; ".join(report.changed))
+        parts.records.journal.record("config.reloaded", reason="; ".join(report.changed))
         return report
 
     def _apply(self, config: Config) -> None:
@@ -222,7 +301,7 @@ class Control:
             log.info("engine.accepted", path=engine.path, backend=engine.backend, devices=names)
         if not engines:
             log.error("engine.missing", reason=NO_ENGINE)
-        self._parts.journal.record(
+        self._parts.records.journal.record(
             "engine.found" if engines else "engine.missing",
             reason="; ".join(f"{r.path}: {r.reason}" for r in rejected),
             paths=", ".join(engine.path for engine in engines),
@@ -230,7 +309,7 @@ class Control:
 
     def _note_refused(self, exc: ConfigError) -> None:
         log.error("config.refused", reason=str(exc))
-        self._parts.journal.record("config.refused", reason=str(exc))
+        self._parts.records.journal.record("config.refused", reason=str(exc))
 
     def _served(self, name: str) -> ServedModel:
         served = self._parts.fleet.resolve(name)
@@ -248,6 +327,21 @@ class Control:
             state_dir=self._at_start.state_dir,
             has_tried_engines=self._engines is not None,
         )
+
+
+async def _unread(follower: Follower[T]) -> AsyncIterator[tuple[int, T | None]]:
+    """What a follower is told, one by one; (0, None) where nothing happens for a while."""
+    while (news := await follower.unread(within_s=SIGN_OF_LIFE_S)) is not None:
+        skipped, items = news
+        if not items:
+            yield 0, None
+        for item in items:
+            yield skipped, item
+            skipped = 0
+
+
+def _since(since_s: float | None) -> float:
+    return 0.0 if since_s is None else time.time() - since_s
 
 
 def _event_report(event: Event) -> EventReport:

@@ -19,6 +19,7 @@ from inferenceosd.config import Options, read_config
 from inferenceosd.config_error import ConfigError
 from inferenceosd.doctor import checks, has_failed
 from inferenceosd.doctor_text import doctor_text
+from inferenceosd.following import show_stream
 from inferenceosd.plan_text import plan_text
 from inferenceosd.platform_folders import runtime_folder, state_folder, this_platform
 from inferenceosd.profile_text import profile_text
@@ -33,6 +34,8 @@ from proxy.admin_values import (
     MAX_LINES,
     MAX_NUMBER,
     EventsReport,
+    Followed,
+    ForgetReport,
     LoadReport,
     LogReport,
     ModelsReport,
@@ -320,15 +323,24 @@ def reload(door: Door) -> None:
 @click.argument("model", type=Name())
 @click.option(
     "--tail",
+    "-n",
     type=click.IntRange(1, MAX_LINES),
     default=DEFAULT_LINES,
     show_default=True,
     help="Lines.",
 )
+@click.option("--follow", "-f", is_flag=True, help="Go on with each line as it is written.")
 @click.pass_obj
-def logs(door: Door, model: str, tail: int) -> None:
-    """Print the last lines that the llama-server of MODEL wrote."""
+def logs(door: Door, model: str, tail: int, follow: bool) -> None:
+    """Print the last lines that the llama-server of MODEL wrote.
+
+    Of the one that runs or, from the state folder, of the last one that did. --follow goes on over
+    launches until Ctrl-C, or until the daemon ends.
+    """
     query: Query = {"model": model, "tail": tail}
+    if follow:
+        show_stream(door.follow("/logs", Followed, query=query), lines=report.followed_log)
+        return
     door.get("/logs", LogReport, query=query).show(report.log_text, as_json=False)
 
 
@@ -342,13 +354,52 @@ def logs(door: Door, model: str, tail: int) -> None:
     show_default=True,
     help="At most.",
 )
+@click.option("--follow", "-f", is_flag=True, help="Go on with each event as it happens.")
 @as_json_option
 @click.pass_obj
-def events(door: Door, model: str | None, since: float | None, limit: int, as_json: bool) -> None:
-    """Print what happened and why: loads, unloads, evictions, crashes, refusals."""
+def events(
+    door: Door,
+    model: str | None,
+    since: float | None,
+    limit: int,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Print what happened and why: loads, unloads, evictions, crashes, refusals.
+
+    Also of a model that is no longer on offer. --follow goes on until Ctrl-C, or until the daemon
+    ends; with --json it prints one event a line.
+    """
     query: dict[str, str | int] = {"limit": limit}
     if model is not None:
         query["model"] = model
     if since is not None:
         query["since_s"] = math.ceil(since)
+    if follow:
+        lines = report.followed_event_json if as_json else report.followed_event
+        show_stream(door.follow("/events", Followed, query=query), lines=lines)
+        return
     door.get("/events", EventsReport, query=query).show(report.events_text, as_json=as_json)
+
+
+@main.command()
+@click.argument("model", type=Name(), required=False)
+@click.option(
+    "--device", type=Name(), metavar="NAME", help="What was learned of launches on this device."
+)
+@click.option("--all", "everything", is_flag=True, help="All of it.")
+@as_json_option
+@click.pass_obj
+def forget(
+    door: Door, model: str | None, device: str | None, everything: bool, as_json: bool
+) -> None:
+    """Forget what launches and requests taught: of MODEL, of a device, or all.
+
+    The next plan goes by data sheets and defaults again. NAME is a device as status shows it, the
+    engine's name for it, or host.
+    """
+    if sum((model is not None, device is not None, everything)) != 1:
+        raise click.UsageError("say what to forget: MODEL, --device NAME or --all")
+    asked = {"model": model, "device": device, "all": everything}
+    answer = door.post("/forget", ForgetReport, body=asked)
+    answer.show(report.forget_text, as_json=as_json)

@@ -2,7 +2,7 @@
 
 run ─ state folder locked, sockets open ─ loop ┬ fleet ─ instance … each with its child
                                                ├ public door, admin door
-                                               ├ journal, folder watch, watchdog, reloads
+                                               ├ records, folder watch, watchdog, reloads
                                                └ engines, once
 """
 
@@ -44,10 +44,11 @@ from proxy.upstream import UpstreamPools
 from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired, Ground
 from supervisor.fleet import Fleet
-from supervisor.journal import Journal, open_journal
+from supervisor.journal import Journal
 from supervisor.leftovers import mark_of, marked_children, remove_leftovers
 from supervisor.probe import HardwareProbe
 from supervisor.race import found_first
+from supervisor.records import Records, open_records
 
 SCAN_S = 2.0  # cadence of looking for new and changed model files: a sweep of stat calls
 REMOVED_S = 5.0  # for leftovers to be gone: what is stuck in the kernel is not waited for
@@ -194,18 +195,18 @@ class _Daemon:
             log.warning("config.ignored", reason=warning)
         state = Path(config.state_dir)
         async with AsyncExitStack() as held:
-            journal = await held.enter_async_context(open_journal(state / "journal.db"))
-            _remove_leftovers(state, journal)
+            records = await held.enter_async_context(open_records(state))
+            _remove_leftovers(state, records.journal)
             pools = UpstreamPools(connections_per_child=CONNECTIONS_PER_CHILD)
             await held.enter_async_context(pools)
             catalogue = Catalogue(
                 dirs=config.model_dirs, rules=config.models, defaults=config.model_defaults
             )
             await catalogue.scan()
-            await self._run_all(journal, catalogue, pools)
+            await self._run_all(records, catalogue, pools)
 
     def _composed(
-        self, journal: Journal, catalogue: Catalogue, pools: UpstreamPools
+        self, records: Records, catalogue: Catalogue, pools: UpstreamPools
     ) -> tuple[Fleet, Control, _Front]:
         """The parts that only together make a daemon; nothing runs yet."""
         config = self._config
@@ -214,7 +215,7 @@ class _Daemon:
             Desired(None, config.placement, config.fleet),
             catalogue=catalogue,
             probe=probe,
-            journal=journal,
+            records=records,
             ground=self._ground,
             leaving=pools.forget,
             heard_bytes=pools.heard_bytes,
@@ -224,17 +225,17 @@ class _Daemon:
         def reconfigure(changed: Config) -> None:
             front.app = build_app(fleet, pools, self._door_settings(changed))
 
-        parts = Parts(fleet, catalogue, probe, journal, reconfigure)
+        parts = Parts(fleet, catalogue, probe, records, reconfigure)
         listen = self._doors.listen
         return fleet, Control(config, parts, reread=self._reread, listen=listen), front
 
-    async def _run_all(self, journal: Journal, catalogue: Catalogue, pools: UpstreamPools) -> None:
-        fleet, control, front = self._composed(journal, catalogue, pools)
+    async def _run_all(self, records: Records, catalogue: Catalogue, pools: UpstreamPools) -> None:
+        fleet, control, front = self._composed(records, catalogue, pools)
         listen = self._doors.listen
         self._listen_to_signals()
         async with asyncio.TaskGroup() as tasks:
             background = [
-                tasks.create_task(journal.write_forever(), name="journal"),
+                tasks.create_task(records.write_forever(), name="records"),
                 tasks.create_task(self._watch_folders(catalogue, fleet), name="folders"),
                 tasks.create_task(self._reload_when_asked(control), name="reloads"),
                 tasks.create_task(self._pet_watchdog(), name="watchdog"),
@@ -245,7 +246,7 @@ class _Daemon:
             closing = asyncio.Event()
             await self._open_doors(tasks, front, control, closing)
             log.info("daemon.started", version=__version__, pid=os.getpid(), listen=listen)
-            journal.record("daemon.started", version=__version__, pid=os.getpid())
+            records.journal.record("daemon.started", version=__version__, pid=os.getpid())
             self._manager.tell("READY=1", f"STATUS=listening on {', '.join(listen)}")
             await self._stop.wait()
             self._manager.tell("STOPPING=1")
@@ -253,10 +254,11 @@ class _Daemon:
             closing.set()
             fleet.stop()
             await running
+            records.end_following()
             for task in background:
                 task.cancel()
         log.info("daemon.stopped")
-        journal.record("daemon.stopped")
+        records.journal.record("daemon.stopped")
 
     async def _open_doors(
         self, tasks: asyncio.TaskGroup, front: _Front, control: Control, closing: asyncio.Event

@@ -1,15 +1,21 @@
 """What `inferenceosctl` prints for people: values in, text out. Pure; `now` is UTC seconds."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+
+import msgspec
 
 from inferenceosd.tables import table
 from planners.durations import format_duration
 from planners.model import BrokenFile
 from planners.sizes import format_size
+from planners.speed import format_rate
 from proxy.admin_values import (
     DeviceReport,
+    EventReport,
     EventsReport,
+    Followed,
+    ForgetReport,
     InstanceReport,
     LoadReport,
     LogReport,
@@ -34,6 +40,7 @@ def status_text(status: StatusReport, *, now: float) -> str:
         "\n".join(f"DEGRADED: {reason}" for reason in status.degraded),
         _instances(status.instances, now=now),
         _memory(status.instances),
+        _speed(status.instances),
         *_causes(status.instances),
         _devices(status.devices),
         _engines(status),
@@ -106,16 +113,42 @@ def events_text(report: EventsReport) -> str:
     """One line an event, oldest first."""
     if not report.events:
         return "no events"
-    rows = [
-        (
-            f"{datetime.fromtimestamp(event.at, UTC):%Y-%m-%d %H:%M:%SZ}",
-            event.kind,
-            event.model or NOTHING,
-            event.reason or ", ".join(f"{k}={v}" for k, v in event.facts.items()),
-        )
-        for event in report.events
-    ]
+    rows = map(_event_cells, report.events)
     return table(("TIME", "EVENT", "MODEL", "REASON"), rows)
+
+
+def followed_event(told: Followed) -> Iterator[str]:
+    """One line of events that are followed, in columns of their own."""
+    if told.event is not None:
+        at, kind, model, reason = _event_cells(told.event)
+        yield f"{at}  {kind:<20}  {model:<16}  {reason}".rstrip()
+
+
+def followed_event_json(told: Followed) -> Iterator[str]:
+    """The event as one line of JSON."""
+    if told.event is not None:
+        yield msgspec.json.encode(told.event).decode()
+
+
+def followed_log(told: Followed) -> Iterator[str]:
+    """The line as the process wrote it."""
+    if told.line is not None:
+        yield told.line
+
+
+def forget_text(report: ForgetReport) -> str:
+    """What is forgotten."""
+    what = "everything" if report.what == "all" else report.what
+    return f"forgot {what}: {_many(report.launches, 'launch')}, {_many(report.requests, 'request')}"
+
+
+def _event_cells(event: EventReport) -> tuple[str, str, str, str]:
+    return (
+        f"{datetime.fromtimestamp(event.at, UTC):%Y-%m-%d %H:%M:%SZ}",
+        event.kind,
+        event.model or NOTHING,
+        event.reason or ", ".join(f"{k}={v}" for k, v in event.facts.items()),
+    )
 
 
 def _sections(*parts: str) -> str:
@@ -169,14 +202,48 @@ def _memory(instances: tuple[InstanceReport, ...]) -> str:
             format_size(part.predicted_bytes),
             _size(part.measured_bytes),
             format_size(part.reserved_bytes),
+            _size(part.overhead_bytes),
         )
         for one in instances
         for part in one.memory
     ]
     if not rows:
         return ""
-    headers = ("MODEL", "DEVICE", "PREDICTED", "MEASURED", "RESERVED")
-    return table(headers, rows, right="PREDICTED MEASURED RESERVED")
+    headers = ("MODEL", "DEVICE", "PREDICTED", "MEASURED", "RESERVED", "TAKEN")
+    return table(headers, rows, right="PREDICTED MEASURED RESERVED TAKEN")
+
+
+def _speed(instances: tuple[InstanceReport, ...]) -> str:
+    """Tokens/s as predicted and as measured, and how long a load takes."""
+    rows = [
+        (
+            one.model,
+            _rate(one.speed.predicted_decode_tokens_per_s),
+            _rate(one.speed.median_decode_tokens_per_s),
+            _rate(one.speed.predicted_prompt_tokens_per_s),
+            _rate(one.speed.median_prompt_tokens_per_s),
+            NOTHING if one.load_s is None else f"{one.load_s:.1f} s",
+            NOTHING if one.speed.median_load_s is None else f"{one.speed.median_load_s:.1f} s",
+            f"{_many(one.speed.launches, 'launch')}, {_many(one.speed.requests, 'request')}",
+        )
+        for one in instances
+    ]
+    if not rows:
+        return ""
+    headers = (
+        "MODEL", "DECODE/S", "MEASURED", "PROMPT/S", "MEASURED", "LOAD", "USUAL", "LEARNED FROM",
+    )  # fmt: skip
+    return table(headers, rows, right="DECODE/S MEASURED PROMPT/S LOAD USUAL")
+
+
+def _many(count: int, what: str) -> str:
+    if count == 1:
+        return f"1 {what}"
+    return f"{count} {what}{'es' if what.endswith('h') else 's'}"
+
+
+def _rate(tokens_per_s: float | None) -> str:
+    return NOTHING if tokens_per_s is None else format_rate(tokens_per_s)
 
 
 def _causes(instances: tuple[InstanceReport, ...]) -> Iterable[str]:

@@ -35,6 +35,8 @@ from planners.layout.placed import Placed, fastest
 from planners.layout.prediction import Prediction
 from planners.layout.prompt_cache import prompt_cache
 from planners.layout.threads import n_threads
+from planners.learning import taught
+from planners.lessons import key_of
 from planners.memory import layer_devices
 from planners.model import LayerKind, ModelInfo, ServedModel
 from planners.plan import LaunchPlan, Shortfall
@@ -106,6 +108,7 @@ def attempt_launch(
         rates=rates(hardware, n_threads=threads, learned=learned),
         measures=measures or Measures(served.info, served.draft),
         drawings=Drawings(),
+        learned=learned,
         allows_cpu_fallback=rules.allows_cpu_fallback,
         dry_runs=dry_runs,
     )
@@ -143,13 +146,16 @@ class _Search:
     rates: Rates
     measures: Measures
     drawings: Drawings
+    learned: Learned
     allows_cpu_fallback: bool
     dry_runs: DryRuns = NO_DRY_RUNS
 
     @property
     def prediction(self) -> Prediction:
         """What launches of the model take here."""
-        return Prediction(self.served, self.hardware, self.dry_runs)
+        return Prediction(
+            self.served, self.hardware, self.dry_runs, self.learned, n_threads=self.n_threads
+        )
 
     @property
     def info(self) -> ModelInfo:
@@ -242,7 +248,7 @@ class _Search:
         rpc_servers, rpc_names = servers_of(self.hardware, used)
         names |= rpc_names
         settings = self.served.settings
-        return LaunchPlan(
+        plan = LaunchPlan(
             model_id=self.served.model_id,
             model_path=self.served.path,
             model_digest=self.info.digest,
@@ -288,6 +294,14 @@ class _Search:
             predicted_decode_tokens_per_s=placed.speed.decode_tokens_per_s,
             doubt=placed.doubt,
         )
+        is_known = key_of(plan) in self.learned.lessons
+        unlearned = replace(self.prediction, learned=NOTHING_LEARNED)
+        before = (
+            unlearned.of(placed.engine, placed.room, shape, is_drawn=True)
+            if is_known
+            else placed.predicted
+        )
+        return taught(plan, before, self.learned)
 
     def _fallbacks(self, placed: Placed) -> tuple[str, ...]:
         exact = self.prediction.exact(placed.engine, placed.shape)
@@ -445,7 +459,7 @@ class _Search:
         return Placed(engine, room, shape, predicted, self.measures.speed(shape, self.rates))
 
     def _drawn(self, placed: Placed) -> Placed:
-        """The same with its buffers as the engine reserves them."""
+        """The same with its buffers as the engine reserves them, and as it was seen to."""
         if not self.drawings.has_one_more():
             return placed
         engine, room, shape = placed.engine, placed.room, placed.shape

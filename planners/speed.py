@@ -7,12 +7,13 @@ by two; they rank placements, and promise nothing.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from planners.compute import n_tokens
 from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile, Host
 from planners.kv_cache import F32_BYTES, LaunchShape, cache_type
+from planners.lessons import LaunchKey, Lesson
 from planners.model import LayerInfo, LayerKind, ModelInfo
 
 # Of the peak that a data sheet names, this much reaches a decode. llama.cpp on an M1 Max: 44 to 58
@@ -60,10 +61,15 @@ PROMPT_WEIGHT = 0.1  # tokens of fresh prompt per token decoded: most are found 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """Rates observed on this machine, which outrank every table."""
+    """What was observed on this machine, which outranks every table."""
 
     bytes_per_s: Mapping[DeviceId, float]
     flops: Mapping[DeviceId, float]
+    requests: Mapping[DeviceId, int] = field(default_factory=dict)
+    """How many of them each device's rates are medians of."""
+    lessons: Mapping[LaunchKey, Lesson] = field(default_factory=dict)
+    overhead_bytes: Mapping[tuple[str, DeviceId], int] = field(default_factory=dict)
+    """By engine and device, or HOST: what its processes took beyond their buffers, median."""
 
 
 _NONE: Mapping[DeviceId, float] = MappingProxyType({})

@@ -4,14 +4,15 @@ Whoever may open the socket may do all of it: its mode, 0600, is the access cont
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from planners.hardware import HardwareProfile
 from planners.outlook import Outlook
@@ -26,6 +27,8 @@ from proxy.admin_values import (
     MAX_NUMBER,
     EventReport,
     EventsReport,
+    Followed,
+    ForgetReport,
     LoadReport,
     LogReport,
     ModelsReport,
@@ -88,13 +91,33 @@ class AdminService(Protocol):
     async def reload(self) -> ReloadReport:
         """Read the configuration again. Raises ReloadRefused."""
 
-    def log_lines(self, name: str, *, tail: int) -> LogReport:
+    async def log_lines(self, name: str, *, tail: int) -> LogReport:
         """The last `tail` lines of its process, or of the last one it had."""
+
+    async def follow_log(self, name: str, *, tail: int) -> AsyncIterator[Followed]:
+        """The same, and then each line as it is written, by this process and those after it."""
 
     async def events(
         self, *, name: str | None, since_s: float | None, limit: int
     ) -> Sequence[EventReport]:
-        """The latest `limit` events of the last `since_s` seconds, oldest first."""
+        """The latest `limit` events of the last `since_s` seconds, oldest first.
+
+        Of a model that is no longer on offer too, where it ever was.
+        """
+
+    async def follow_events(
+        self, *, name: str | None, since_s: float | None, limit: int
+    ) -> AsyncIterator[Followed]:
+        """The same, and then each event as it happens."""
+
+    async def forget(self, *, name: str | None, device: str | None) -> ForgetReport:
+        """Drop what was learned of a model, of a device, or of all. Raises BadRequest."""
+
+
+class _Forgotten(msgspec.Struct):
+    model: str | None = None
+    device: str | None = None
+    all: bool = False
 
 
 class _Named(msgspec.Struct):
@@ -109,6 +132,7 @@ class _PlanRequest(msgspec.Struct):
 
 
 _NAMED = msgspec.json.Decoder(_Named)
+_FORGOTTEN = msgspec.json.Decoder(_Forgotten)
 _PLAN_REQUEST = msgspec.json.Decoder(_PlanRequest)
 
 Handler = Callable[[Request], Awaitable[object]]
@@ -128,6 +152,7 @@ def build_admin_app(service: AdminService) -> Starlette:
         Route("/reload", _answering(service, door.reload), methods=["POST"]),
         Route("/logs", _answering(service, door.logs), methods=["GET"]),
         Route("/events", _answering(service, door.events), methods=["GET"]),
+        Route("/forget", _answering(service, door.forget), methods=["POST"]),
     ]
     return Starlette(routes=routes)
 
@@ -137,7 +162,8 @@ def _answering(service: AdminService, handler: Handler) -> Callable[[Request], A
 
     async def respond(request: Request) -> Response:
         try:
-            return _json(await handler(request))
+            value = await handler(request)
+            return value if isinstance(value, Response) else _json(value)
         except ReloadRefused as exc:
             return _json({"error": str(exc)}, status=409)
         except (HostUnread, PlanTookTooLong) as exc:
@@ -152,6 +178,24 @@ def _answering(service: AdminService, handler: Handler) -> Callable[[Request], A
             return _refusal(exc)
 
     return respond
+
+
+class _Stream(StreamingResponse):
+    """A line of JSON for each value, for as long as there are any; the caller sets the pace."""
+
+    def __init__(self, values: AsyncIterator[Followed]) -> None:
+        super().__init__(_lines(values), media_type="application/x-ndjson")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except asyncio.CancelledError:
+            return  # not raised again: uvicorn logs what ends its task
+
+
+async def _lines(values: AsyncIterator[Followed]) -> AsyncIterator[bytes]:
+    async for value in values:
+        yield msgspec.json.encode(value) + b"\n"
 
 
 def _refusal(exc: Exception) -> Response:
@@ -211,21 +255,28 @@ class _Door:
     async def reload(self, _: Request) -> ReloadReport:
         return await self._service.reload()
 
-    async def logs(self, request: Request) -> LogReport:
+    async def logs(self, request: Request) -> LogReport | _Stream:
         query = request.query_params
         if "model" not in query:
             raise BadRequest("say whose log: ?model=NAME", param="model")
         tail = _whole(query, "tail", default=DEFAULT_LINES, most=MAX_LINES)
-        return self._service.log_lines(query["model"], tail=tail)
+        if _is_followed(query):
+            return _Stream(await self._service.follow_log(query["model"], tail=tail))
+        return await self._service.log_lines(query["model"], tail=tail)
 
-    async def events(self, request: Request) -> EventsReport:
+    async def events(self, request: Request) -> EventsReport | _Stream:
         query = request.query_params
         since_s = _whole(query, "since_s", default=0, most=MAX_NUMBER)
         limit = _whole(query, "limit", default=DEFAULT_EVENTS, most=MAX_EVENTS)
-        events = await self._service.events(
-            name=query.get("model"), since_s=since_s or None, limit=limit
-        )
-        return EventsReport(tuple(events))
+        asked = self._service.follow_events if _is_followed(query) else self._service.events
+        told = await asked(name=query.get("model"), since_s=since_s or None, limit=limit)
+        return EventsReport(tuple(told)) if isinstance(told, Sequence) else _Stream(told)
+
+    async def forget(self, request: Request) -> ForgetReport:
+        asked = decoded(await _body(request), _FORGOTTEN)
+        if sum((asked.model is not None, asked.device is not None, asked.all)) != 1:
+            raise BadRequest("say what to forget: a model, a device, or all", param="model")
+        return await self._service.forget(name=asked.model, device=asked.device)
 
 
 async def _body(request: Request, *, limit_bytes: int = MAX_BODY_BYTES) -> bytes:
@@ -237,6 +288,10 @@ def _hardware(text: str | None) -> HardwareProfile | None:
         return None if text is None else decode_profile(text).hardware
     except BadProfile as exc:
         raise BadRequest(str(exc), param="hardware") from exc
+
+
+def _is_followed(query: Mapping[str, str]) -> bool:
+    return query.get("follow", "0") not in ("", "0")
 
 
 def _whole(query: Mapping[str, str], name: str, *, default: int, most: int) -> int:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from planners.backends import Engine, RejectedEngine
 from planners.capabilities import capabilities
 from planners.hardware import HOST, Device, HardwareProfile
+from planners.lessons import Lesson, key_of
 from planners.model import BrokenFile, ModelId, ServedModel
-from planners.plan import DeviceBytes
+from planners.plan import DeviceBytes, LaunchPlan
+from planners.speed import NOTHING_LEARNED, Learned
 from planners.view import Observed
 
 DEFAULT_LINES = 100
@@ -33,6 +35,8 @@ class MemoryReport:
     """Of the same buffers; None until the engine has told."""
     reserved_bytes: int
     """For what no buffer shows: the process, the driver's context, a full prompt cache."""
+    overhead_bytes: int | None = None
+    """Of that, taken as the model was loaded; None where nobody told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,23 @@ class LayersReport:
     device: str
     engine_name: str
     layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedReport:
+    """Tokens/s and seconds of one launch: as planned, and as its like were measured here."""
+
+    predicted_decode_tokens_per_s: float | None
+    """All slots together, each of them busy."""
+    predicted_prompt_tokens_per_s: float | None
+    median_decode_tokens_per_s: float | None
+    """Of requests alone in their process; None until there are enough."""
+    median_prompt_tokens_per_s: float | None
+    requests: int
+    """That the medians are of."""
+    median_load_s: float | None
+    launches: int
+    """That it is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +96,7 @@ class InstanceReport:
     plan: str
     """Digest of its launch plan."""
     reasons: tuple[str, ...]
+    speed: SpeedReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +250,27 @@ class EventsReport:
     events: tuple[EventReport, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """One line of a stream of what happens. One that tells nothing is a sign of life."""
+
+    event: EventReport | None = None
+    line: str | None = None
+    """Of a process's log."""
+    skipped: int = 0
+    """So many before it are missing, because the reader was too slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetReport:
+    """What was learned and is forgotten."""
+
+    what: str
+    """A model, a device, or "all"."""
+    launches: int
+    requests: int
+
+
 def status_report(
     daemon: DaemonReport,
     *,
@@ -237,6 +280,7 @@ def status_report(
     rejected: Iterable[RejectedEngine],
     broken: tuple[BrokenFile, ...],
     now_s: float,
+    learned: Learned = NOTHING_LEARNED,
     resumed_at: float | None = None,
 ) -> StatusReport:
     """All of it at one moment; `now_s` is monotonic, `hardware` None until it was probed."""
@@ -245,7 +289,7 @@ def status_report(
     ours = _ours_bytes(observed)
     return StatusReport(
         daemon=daemon,
-        instances=tuple(instance_report(one, now_s=now_s) for one in observed),
+        instances=tuple(instance_report(one, now_s=now_s, learned=learned) for one in observed),
         devices=() if hardware is None else _device_reports(hardware, ours),
         engines=(
             *(EngineReport(e.path, e.source, e.backend, e.version, None) for e in engines),
@@ -259,7 +303,9 @@ def status_report(
     )
 
 
-def instance_report(one: Observed, *, now_s: float) -> InstanceReport:
+def instance_report(
+    one: Observed, *, now_s: float, learned: Learned = NOTHING_LEARNED
+) -> InstanceReport:
     """One instance, for people and scripts."""
     plan = one.plan
     stays_forever = one.expires_at == math.inf or math.isinf(one.keep_alive_s)
@@ -289,6 +335,19 @@ def instance_report(one: Observed, *, now_s: float) -> InstanceReport:
         retry_in_s=None if retry_in_s == math.inf else retry_in_s,
         plan=plan.digest,
         reasons=plan.reasons,
+        speed=_speed(plan, learned.lessons.get(key_of(plan), Lesson())),
+    )
+
+
+def _speed(plan: LaunchPlan, lesson: Lesson) -> SpeedReport:
+    return SpeedReport(
+        predicted_decode_tokens_per_s=plan.predicted_decode_tokens_per_s,
+        predicted_prompt_tokens_per_s=plan.predicted_prompt_tokens_per_s,
+        median_decode_tokens_per_s=lesson.decode_tokens_per_s,
+        median_prompt_tokens_per_s=lesson.prompt_tokens_per_s,
+        requests=lesson.requests,
+        median_load_s=lesson.load_s,
+        launches=lesson.launches,
     )
 
 
@@ -331,8 +390,15 @@ def _memory(
     told = {part.device_id: part.buffer_bytes for part in measured}
     expected = {part.device_id: part.buffer_bytes for part in predicted}
     reserved = {part.device_id: part.overhead_bytes for part in predicted}
+    taken = {part.device_id: part.overhead_bytes or None for part in measured}
     return tuple(
-        MemoryReport(device, expected.get(device, 0), told.get(device), reserved.get(device, 0))
+        MemoryReport(
+            device,
+            expected.get(device, 0),
+            told.get(device),
+            reserved.get(device, 0),
+            taken.get(device),
+        )
         for device in dict.fromkeys([*expected, *told])
     )
 

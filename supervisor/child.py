@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cache
+from time import monotonic
 from typing import cast
 
 from supervisor.errors import SupervisorError
@@ -89,7 +90,7 @@ class Child(asyncio.SubprocessProtocol):
     def pipe_data_received(self, fd: int, data: bytes | str) -> None:
         raw = data.encode() if isinstance(data, str) else data
         tail, on_line = (self._said, self._on_stdout) if fd == 1 else (self.log, self._on_stderr)
-        for line in tail.feed(raw):
+        for line in tail.feed(raw, now_s=monotonic()):
             on_line(line)
 
     def process_exited(self) -> None:

@@ -15,23 +15,23 @@ import structlog
 
 from planners.backends import Engine
 from planners.hardware import HardwareProfile
-from planners.learning import Exchange, learned_from
+from planners.learning import Exchange, learned_reasons
 from planners.model import BrokenFile, ModelId, ServedModel
 from planners.other_machine import engines_there
 from planners.outlook import Outlook, Surroundings
 from planners.plan import InstanceId, LaunchPlan
 from planners.reconcile import Action, Refuse, Restart, Start, Stop
-from planners.speed import NOTHING_LEARNED
 from planners.view import Observed, View
 from supervisor.catalogue import Catalogue
+from supervisor.child_logs import ChildLog
 from supervisor.desired import Desired, Ground
 from supervisor.errors import SupervisorError
 from supervisor.instance import Instance, Shop
-from supervisor.journal import Journal
 from supervisor.lease import Lease, LeaseBook, ModelUnavailable, Usage, WaitTimedOut
 from supervisor.planner import Planner
 from supervisor.preflight import PreflightCache, Preflights
 from supervisor.probe import HardwareProbe, HostUnread
+from supervisor.records import Records
 from supervisor.watch import DeviceWatch
 
 TICK_S = 1.0  # cadence of a look when nothing happens; what a lost event costs at most
@@ -50,22 +50,22 @@ class Fleet:
         *,
         catalogue: Catalogue,
         probe: HardwareProbe,
-        journal: Journal,
+        records: Records,
         ground: Ground,
         leaving: Callable[[str], None],
         heard_bytes: Callable[[str], int],
     ) -> None:
         self._desired = desired
-        self._catalogue, self._journal = catalogue, journal
+        self._catalogue, self._journal = catalogue, records.journal
+        self._history, self._child_logs = records.history, records.child_logs
         self._probe = probe
-        self._watch = DeviceWatch(probe, journal)
+        self._watch = DeviceWatch(probe, records.journal)
         self._book = LeaseBook(max_waiting=desired.settings.max_waiting)
         self._instances: dict[InstanceId, Instance] = {}
         self._keep_alive_s: dict[ModelId, float] = {}
         self._profile: HardwareProfile | None = None
         self._profiled_s = -inf
         self._launched = 0
-        self._learned = NOTHING_LEARNED
         self._woken = asyncio.Event()
         self._stopping = asyncio.Event()
         self._planner = Planner(changed=self.look)
@@ -77,7 +77,8 @@ class Fleet:
         )
         self._shop = Shop(
             book=self._book,
-            journal=journal,
+            journal=records.journal,
+            history=records.history,
             settings=lambda: self._desired.settings,
             environ=ground.environ,
             run_dir=ground.run_dir,
@@ -211,7 +212,12 @@ class Fleet:
         profile = await self.profile()
         others = [seen for seen in self.running() if seen.model_id != served.model_id]
         around = Surroundings(
-            here, rules, {}, {}, learned=self._learned, dry_runs=self._preflights.dry_runs
+            here,
+            rules,
+            {},
+            {},
+            learned=self._history.learned,
+            dry_runs=self._preflights.dry_runs,
         ).beside(others, profile)
         return await self._planner.outlook(served, profile, around)
 
@@ -274,13 +280,7 @@ class Fleet:
         exchange = Exchange(
             usage.prompt_tokens, usage.prompt_s, usage.decode_tokens, usage.decode_s
         )
-        self._learned = learned_from(
-            exchange,
-            self._learned,
-            hardware=self._profile,
-            model=served.info,
-            plan=seen.plan,
-        )
+        self._history.served(exchange, hardware=self._profile, model=served.info, plan=seen.plan)
 
     # The loop's own.
 
@@ -311,6 +311,7 @@ class Fleet:
             self._probe.leave_alone(self._rpc_servers_in_use())
             try:
                 self._profile = await self._watch.profile()
+                self._history.saw(self._profile, self.running())
             except SupervisorError as exc:
                 log.error("probe.failed", reason=str(exc))  # noqa: TRY400  # the sentence says it
             self._profiled_s = monotonic()
@@ -329,7 +330,7 @@ class Fleet:
             engines=self._desired.engines,
             rules=self._desired.rules,
             settings=self._desired.settings,
-            learned=self._learned,
+            learned=self._history.learned,
             dry_runs=self._preflights.dry_runs,
         )
 
@@ -355,6 +356,7 @@ class Fleet:
         self._launched += 1
         instance_id = InstanceId(f"i{self._launched}")
         served = self._catalogue.models[plan.model_id]
+        child_log = self._child_logs.open(plan.model_id, instance_id)
         instance = Instance(
             instance_id,
             plan=plan,
@@ -362,6 +364,7 @@ class Fleet:
             launch_key=launch_key,
             keep_alive_s=self._keep_alive_s.get(plan.model_id, served.settings.keep_alive_s),
             shop=self._shop,
+            child_log=child_log,
         )
         self._instances[instance_id] = instance
         self._journal.record(
@@ -373,7 +376,12 @@ class Fleet:
             n_gpu_layers=plan.n_gpu_layers,
             n_ctx=plan.n_ctx,
         )
-        tasks.create_task(self._tend(instance), name=f"instance {instance_id}")
+        for learned in learned_reasons(plan):
+            self._journal.record(
+                "plan.corrected", model_id=plan.model_id, instance_id=instance_id, reason=learned
+            )
+        self._history.began(instance_id, self._profile, self.running())
+        tasks.create_task(self._tend(instance, child_log), name=f"instance {instance_id}")
 
     def _engine(self, plan: LaunchPlan) -> Engine:
         return next(e for e in self._desired.engines or () if e.engine_id == plan.engine_id)
@@ -391,10 +399,11 @@ class Fleet:
         log.warning("model.refused", model_id=model_id, reason=reason, callers=refused)
         self._journal.record("model.refused", model_id=model_id, reason=reason, callers=refused)
 
-    async def _tend(self, instance: Instance) -> None:
+    async def _tend(self, instance: Instance, child_log: ChildLog) -> None:
         """Run one instance to its end, then forget it."""
         try:
-            await instance.run()
+            with child_log:
+                await instance.run()
         finally:
             del self._instances[instance.instance_id]
             self._forget_keep_alive(instance.model_id)

@@ -32,9 +32,11 @@ from planners.restart import (
 from planners.settings import FleetSettings
 from planners.view import InstanceState, Observed
 from supervisor.child import Child, SpawnFailed, Unreapable
+from supervisor.child_logs import ChildLog
 from supervisor.hang_watch import HangWatch
 from supervisor.journal import Journal
 from supervisor.launch import Launch
+from supervisor.launch_history import LaunchHistory
 from supervisor.lease import LeaseBook, Opening, Usage
 from supervisor.race import first, found_first
 
@@ -61,6 +63,7 @@ class Shop:
 
     book: LeaseBook
     journal: Journal
+    history: LaunchHistory
     settings: Callable[[], FleetSettings]
     environ: Mapping[str, str]
     run_dir: Path
@@ -89,12 +92,13 @@ class Instance:
         launch_key: str,
         keep_alive_s: float,
         shop: Shop,
+        child_log: ChildLog,
     ) -> None:
         self.instance_id = instance_id
         self.model_id: ModelId = plan.model_id
         self.keep_alive_s = keep_alive_s
         self._plan, self._engine, self._launch_key = plan, engine, launch_key
-        self._shop = shop
+        self._shop, self._child_log = shop, child_log
         self._state = InstanceState.LOADING
         self._launch: Launch | None = None
         self._launches = 0
@@ -121,6 +125,7 @@ class Instance:
                 cause = await self._outcome()
                 if cause is not None and self._launch is not None:
                     self._last_end = (self._launch.socket_path, cause.summary)
+                self._note("stopped" if cause is None else "died", cause)
                 if cause is None or self._stop_asked.is_set():
                     break
                 self._fall_back(cause)
@@ -223,7 +228,9 @@ class Instance:
             self._engine,
             socket_path=shop.run_dir / f"{self.instance_id}-{self._launches}.sock",
             slot_dir=shop.run_dir / f"{self.instance_id}.slots",
+            on_line=self._child_log.write,
         )
+        self._child_log.begin(f"launch {self._launches} of {self.instance_id}")
         try:
             async with launch.started(
                 environ=shop.environ, cwd=shop.cwd, stop_s=shop.settings().stop_s
@@ -246,6 +253,7 @@ class Instance:
         self._ready_s = monotonic()
         self._load_s, self._loaded_at = self._ready_s - started_s, time()
         self._enter(InstanceState.READY, load_s=round(self._load_s, 3))
+        self._note("ready", None)
         self._shop.book.open(self._opening(launch), now_s=monotonic())
         watch = self._hang_watch(launch)
         hung = await found_first(watch.until_hung(), child.wait(), self._stop_asked.wait())
@@ -361,6 +369,12 @@ class Instance:
         self._was_serving = bool(busy)
         book.close(self.instance_id)
         self._shop.leaving(launch.socket_path)
+
+    def _note(self, outcome: str, cause: Cause | None) -> None:
+        """Keep what became of the present launch."""
+        if self._launch is not None:
+            why = None if cause is None else cause.summary
+            self._shop.history.launched(self._launch.sample(outcome, cause=why))
 
     def _enter(self, state: InstanceState, *, reason: str = "", **facts: float) -> None:
         self._state = state

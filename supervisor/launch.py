@@ -4,16 +4,18 @@ Draws no conclusions: states, leases and second tries are supervisor.instance's.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 
 from planners.argv import child_argv, child_env
 from planners.backends import Engine
-from planners.buffers import BufferLine, measured, parse_buffer_line
+from planners.buffers import BufferLine, measured, parse_buffer_line, unmapped_bytes
+from planners.lessons import LaunchSample, key_of
 from planners.plan import DeviceBytes, LaunchPlan
 from supervisor.child import Child, SpawnFailed, running
+from supervisor.launch_history import anonymous_bytes, with_process
 from supervisor.llama import EXIT_LINE, client_of, is_healthy, parse_state
 from supervisor.pulse import work_of
 
@@ -27,7 +29,13 @@ class Launch:
     """A plan, the engine that carries it out, and what became of it."""
 
     def __init__(
-        self, plan: LaunchPlan, engine: Engine, *, socket_path: Path, slot_dir: Path
+        self,
+        plan: LaunchPlan,
+        engine: Engine,
+        *,
+        socket_path: Path,
+        slot_dir: Path,
+        on_line: Callable[[str], None],
     ) -> None:
         self.plan = plan
         self.socket_path = str(socket_path)
@@ -36,8 +44,12 @@ class Launch:
         self.is_loaded = False
         self._engine = engine
         self._socket_path, self._slot_dir = socket_path, slot_dir
+        self._on_line = on_line
         self._child: Child | None = None
         self._buffers: list[BufferLine] = []
+        self._started_at, self._started_s = time(), monotonic()
+        self._load_s: float | None = None
+        self._anonymous_bytes: int | None = None
         self._progressed_s = monotonic()
         self._disk_reads = 0
         self._told_ready = asyncio.Event()
@@ -53,8 +65,24 @@ class Launch:
         return self._child.log.last(n) if self._child is not None else ()
 
     def measured(self) -> tuple[DeviceBytes, ...]:
-        """What the child reported while it loaded, () where it did not."""
-        return measured(self._buffers, self.plan) if self._buffers else ()
+        """What the child reported while it loaded, and its process took; () where it did not."""
+        told = measured(self._buffers, self.plan) if self._buffers else ()
+        return with_process(told, self._anonymous_bytes, weights=unmapped_bytes(self._buffers))
+
+    def sample(self, outcome: str, *, cause: str | None = None) -> LaunchSample:
+        """What became of it, for the history."""
+        return LaunchSample(
+            launch=f"{self._started_at:.3f}-{self._socket_path.stem}",
+            at=self._started_at,
+            model_id=self.plan.model_id,
+            key=key_of(self.plan),
+            context=self.plan.context,
+            outcome=outcome,
+            predicted=self.plan.predicted,
+            measured=self.measured(),
+            load_s=self._load_s,
+            cause=cause,
+        )
 
     @asynccontextmanager
     async def started(
@@ -103,6 +131,8 @@ class Launch:
             while not self._is_stalled(stall_s):
                 if await is_healthy(client):
                     self.is_loaded = True
+                    self._load_s = monotonic() - self._started_s
+                    self._anonymous_bytes = anonymous_bytes(self.pid) if self.pid else None
                     return
                 with suppress(TimeoutError):
                     async with asyncio.timeout(HEALTH_EVERY_S):
@@ -132,7 +162,8 @@ class Launch:
     def _logged(self, line: str) -> None:
         """Take a stderr line: any is progress, some tell buffers."""
         self._progressed_s = monotonic()
-        if self.is_loaded or len(self._buffers) >= MAX_BUFFERS:
+        self._on_line(line)
+        if len(self._buffers) >= MAX_BUFFERS:
             return
         if buffer := parse_buffer_line(line):
             self._buffers.append(buffer)

@@ -13,6 +13,9 @@ from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.kv_cache import LaunchShape
 from planners.layout.budget import Budgets
 from planners.layout.layer_split import companion_device
+from planners.learning import corrected as as_seen
+from planners.learning import overheads
+from planners.lessons import LaunchKey, launch_key
 from planners.memory import (
     host_overhead_bytes,
     joined,
@@ -24,6 +27,7 @@ from planners.memory import (
 from planners.model import ServedModel
 from planners.plan import DeviceBytes
 from planners.preflight import corrected, is_told_of, measures
+from planners.speed import Learned
 
 COMPANION_MARGIN = 0.5  # of a projector's weights: its compute buffers, which nobody reports
 
@@ -35,13 +39,21 @@ class Prediction:
     served: ServedModel
     hardware: HardwareProfile
     dry_runs: DryRuns
+    learned: Learned
+    n_threads: int
 
     def of(
         self, engine: Engine, room: Budgets, shape: LaunchShape, *, is_drawn: bool
     ) -> tuple[DeviceBytes, ...]:
-        """By the estimate; where `is_drawn`, by the graph and what a dry run told of it."""
-        told = self.dry_runs.of(self.dry_run_key(engine, shape)) if is_drawn else None
-        return self._of(engine, room, shape, is_drawn=is_drawn, told=told)
+        """By the estimate; where `is_drawn`, by the graph, a dry run, and launches before it."""
+        if not is_drawn:
+            return self._of(engine, room, shape, is_drawn=False, told=None)
+        told = self.dry_runs.of(self.dry_run_key(engine, shape))
+        predicted = self._of(engine, room, shape, is_drawn=True, told=told)
+        lesson = self.learned.lessons.get(self._launch_key(engine, shape))
+        if lesson is None:
+            return predicted
+        return as_seen(predicted, lesson, has_companions=self._companion_bytes > 0)
 
     def if_confirmed(
         self, engine: Engine, room: Budgets, shape: LaunchShape
@@ -64,6 +76,7 @@ class Prediction:
     ) -> tuple[DeviceBytes, ...]:
         overhead = {budget.device_id: budget.overhead_bytes for budget in room.devices}
         overhead[HOST] = host_overhead_bytes(self.served.info)
+        overhead = overheads(overhead, self.learned, engine_id=engine.engine_id)
         exact = self.exact(engine, shape)
         predicted = predict(self.served.info, exact, overhead_bytes=overhead, is_drawn=is_drawn)
         if told is not None:
@@ -87,6 +100,16 @@ class Prediction:
         files = (settings.mmproj_path or "", settings.draft_path or "", *settings.lora_paths)
         return DryRunKey(
             engine.engine_id, self.served.info.digest, shape, settings=(*files, *settings.flags)
+        )
+
+    def _launch_key(self, engine: Engine, shape: LaunchShape) -> LaunchKey:
+        """As planners.lessons.key_of the plan."""
+        return launch_key(
+            shape,
+            self.served.settings,
+            engine_id=engine.engine_id,
+            model_digest=self.served.info.digest,
+            n_threads=self.n_threads,
         )
 
     def may_be_run_dry(self, engine: Engine, shape: LaunchShape) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 import math
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,8 @@ from proxy.admin import ReloadRefused, build_admin_app
 from proxy.admin_values import (
     DaemonReport,
     EventReport,
+    Followed,
+    ForgetReport,
     LoadReport,
     LogReport,
     ModelReport,
@@ -204,6 +206,7 @@ class OneModelService:
         self.unavailable: str | None = None
         self.fits = True
         self.machine = PROFILE
+        self.is_over, self.has_ended = threading.Event(), threading.Event()
 
     def _known(self, name: str) -> None:
         if name != "qwen":
@@ -251,15 +254,40 @@ class OneModelService:
             raise ReloadRefused(self.config_mistake)
         return ReloadReport(changed=("qwen restarts with context 8192",), needs_restart=())
 
-    def log_lines(self, name: str, *, tail: int) -> LogReport:
+    async def log_lines(self, name: str, *, tail: int) -> LogReport:
         self._known(name)
         return LogReport("qwen", ("one", "two", "three")[-tail:])
+
+    async def follow_log(self, name: str, *, tail: int) -> AsyncIterator[Followed]:
+        self._known(name)
+        return self._told(*(Followed(line=line) for line in ("one", "two", "three")[-tail:]))
 
     async def events(
         self, *, name: str | None, since_s: float | None, limit: int
     ) -> Sequence[EventReport]:
         self.asked.append(("events", name, since_s, limit))
         return EVENTS[-limit:]
+
+    async def follow_events(
+        self, *, name: str | None, since_s: float | None, limit: int
+    ) -> AsyncIterator[Followed]:
+        self.asked.append(("follow", name, since_s, limit))
+        return self._told(*(Followed(event) for event in EVENTS[-limit:]))
+
+    async def _told(self, *values: Followed) -> AsyncIterator[Followed]:
+        """The values, a gap and a sign of life; then it goes on for as long as it may."""
+        try:
+            for value in (*values, Followed(skipped=7), Followed()):
+                yield value
+            while not self.is_over.is_set():
+                await asyncio.sleep(0.02)
+                yield Followed()
+        finally:
+            self.has_ended.set()
+
+    async def forget(self, *, name: str | None, device: str | None) -> ForgetReport:
+        self.asked.append(("forget", name, device))
+        return ForgetReport(name or device or "all", 3, 17)
 
 
 @contextmanager

@@ -18,8 +18,9 @@ from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired, Ground
 from supervisor.devices.sighting import DeviceSource
 from supervisor.fleet import Fleet
-from supervisor.journal import Journal, open_journal
+from supervisor.journal import Journal
 from supervisor.probe import HardwareProbe
+from supervisor.records import Records, open_records
 from supervisor.tinymodel import tiny_model
 from tests.fakes import machines
 from tests.fakes.machines import PLAIN
@@ -49,11 +50,16 @@ class World:
 
     fleet: Fleet
     catalogue: Catalogue
-    journal: Journal
+    records: Records
     desired: Desired
     models: Path
     faults: Path
     run_dir: Path
+
+    @property
+    def journal(self) -> Journal:
+        """Its events."""
+        return self.records.journal
 
     def order(self, **faults: object) -> None:
         """What goes wrong from the next launch on."""
@@ -136,19 +142,19 @@ async def running_world(
     (run_dir / "cwd").mkdir(mode=0o500)
     catalogue = Catalogue(dirs=(str(models),), rules=(), defaults=PLAIN)
     await catalogue.scan()
-    async with open_journal(folder / "journal.db") as journal, asyncio.TaskGroup() as tasks:
+    async with open_records(folder) as records, asyncio.TaskGroup() as tasks:
         fleet = Fleet(
             desired,
             catalogue=catalogue,
             probe=HardwareProbe((faulty,), RULES, sources=sources),
-            journal=journal,
+            records=records,
             ground=Ground(run_dir, run_dir / "cwd", dict(os.environ)),
             leaving=leaving,
             heard_bytes=lambda _: 0,
         )
         running = tasks.create_task(fleet.run())
         try:
-            yield World(fleet, catalogue, journal, desired, models, faults, run_dir)
+            yield World(fleet, catalogue, records, desired, models, faults, run_dir)
         finally:
             fleet.stop()
             async with asyncio.timeout(20):

@@ -10,13 +10,14 @@ import pytest
 from inferenceosd.config import Config, Options, read_config
 from inferenceosd.control import Control, Parts
 from inferenceosd.platform_folders import Platform
+from planners.model import ModelId
 from proxy.admin import ReloadRefused
-from proxy.errors import UnknownModel
+from proxy.errors import BadRequest, UnknownModel
 from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired, Ground
 from supervisor.fleet import Fleet
-from supervisor.journal import Journal, open_journal
 from supervisor.probe import HardwareProbe
+from supervisor.records import Records, open_records
 
 
 @dataclass
@@ -35,19 +36,19 @@ class House:
         options = Options(config="config.toml")
         return read_config(options, environ={"XDG_RUNTIME_DIR": "/run"}, platform=platform)
 
-    def control(self, journal: Journal, catalogue: Catalogue) -> Control:
+    def control(self, records: Records, catalogue: Catalogue) -> Control:
         config = self.read()
         probe = HardwareProbe((), config.placement)
         fleet = Fleet(
             Desired((), config.placement, config.fleet),
             catalogue=catalogue,
             probe=probe,
-            journal=journal,
+            records=records,
             ground=Ground(self.folder, self.folder, dict(os.environ)),
             heard_bytes=lambda _: 0,
             leaving=lambda _: None,
         )
-        parts = Parts(fleet, catalogue, probe, journal, self.doors.append)
+        parts = Parts(fleet, catalogue, probe, records, self.doors.append)
         return Control(config, parts, reread=self.read, listen=["127.0.0.1:11434"])
 
 
@@ -59,13 +60,18 @@ def house(tmp_path: Path) -> House:
 
 
 @pytest.fixture
-async def control(house: House) -> AsyncIterator[Control]:
+async def records(house: House) -> AsyncIterator[Records]:
+    async with open_records(house.folder) as records:
+        yield records
+
+
+@pytest.fixture
+def control(house: House, records: Records) -> Control:
     config = house.read()
-    async with open_journal(house.folder / "journal.db") as journal:
-        catalogue = Catalogue(
-            dirs=config.model_dirs, rules=config.models, defaults=config.model_defaults
-        )
-        yield house.control(journal, catalogue)
+    catalogue = Catalogue(
+        dirs=config.model_dirs, rules=config.models, defaults=config.model_defaults
+    )
+    return house.control(records, catalogue)
 
 
 async def kinds(control: Control) -> list[str]:
@@ -121,3 +127,32 @@ async def test_status_names_the_state_folder_in_force(house: House, control: Con
 async def test_a_model_nobody_offers_is_unknown(control: Control) -> None:
     with pytest.raises(UnknownModel):
         await control.load("nope")
+
+
+async def test_events_of_a_model_that_is_gone_are_still_told(
+    control: Control, records: Records
+) -> None:
+    records.journal.record("instance.stopped", model_id=ModelId("gone"), reason="unused for 5m")
+
+    (event,) = await control.events(name="gone", since_s=None, limit=10)
+
+    assert (event.kind, event.model, event.reason) == ("instance.stopped", "gone", "unused for 5m")
+
+
+async def test_events_of_a_model_that_never_was_are_refused(control: Control) -> None:
+    with pytest.raises(UnknownModel):
+        await control.events(name="never", since_s=None, limit=10)
+    with pytest.raises(UnknownModel):
+        await control.follow_log("never", tail=1)
+
+
+async def test_forgetting_an_unknown_device_names_those_there_are(control: Control) -> None:
+    with pytest.raises(BadRequest, match="no device 'nope'; there are host"):
+        await control.forget(name=None, device="nope")
+
+
+async def test_forgetting_is_an_event(control: Control) -> None:
+    report = await control.forget(name=None, device=None)
+
+    assert (report.what, report.launches) == ("all", 0)
+    assert await kinds(control) == ["history.forgotten"]

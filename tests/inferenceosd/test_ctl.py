@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -377,3 +378,97 @@ def test_the_doctor_looks_by_the_daemons_eyes_where_one_runs(served: Path) -> No
     assert found["models"]["verdict"] == "fail"
     assert "/models/lfs.gguf" in found["models"]["sentence"]
     assert result.exit_code == 1
+
+
+@contextmanager
+def program(path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The installed program, asking the daemon on `path`; it has ended with the block."""
+    with subprocess.Popen(
+        [PROGRAM, "--socket", str(path), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def line_of(running: subprocess.Popen[str]) -> str:
+    assert running.stdout is not None
+    return running.stdout.readline()
+
+
+def test_events_are_followed_until_the_daemon_ends(served: Path, service: OneModelService) -> None:
+    with program(served, "events", "--follow") as running:
+        first, second = line_of(running), line_of(running)
+        service.is_over.set()
+        rest, said = running.communicate(timeout=20)
+
+    assert "instance.loading" in first
+    assert "instance.ready" in second
+    assert (running.returncode, rest) == (0, "")
+    assert said == "inferenceosctl: 7 lines are missing: they came too fast\n"
+
+
+def test_followed_events_are_one_json_value_a_line(served: Path) -> None:
+    with program(served, "events", "-f", "--json") as running:
+        event = json.loads(line_of(running))
+
+    assert (event["kind"], event["model"]) == ("instance.loading", "qwen")
+
+
+def test_a_log_is_followed_from_its_last_lines(served: Path) -> None:
+    with program(served, "logs", "qwen", "-f", "-n", "2") as running:
+        assert (line_of(running), line_of(running)) == ("two\n", "three\n")
+
+
+@pytest.mark.parametrize("command", [("events", "-f"), ("logs", "qwen", "-f")], ids=" ".join)
+def test_ctrl_c_ends_following_quietly(served: Path, command: tuple[str, ...]) -> None:
+    with program(served, *command) as running:
+        line_of(running)
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=20)
+
+    assert running.returncode == 130
+    assert "Traceback" not in said
+    assert "Aborted" not in said
+
+
+@pytest.mark.parametrize("command", [("events", "-f"), ("logs", "qwen", "-f")], ids=" ".join)
+def test_a_reader_who_leaves_ends_following_quietly(served: Path, command: tuple[str, ...]) -> None:
+    with program(served, *command) as running:
+        line_of(running)
+        assert running.stdout is not None
+        running.stdout.close()
+        running.wait(timeout=20)
+        assert running.stderr is not None
+        said = running.stderr.read()
+
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        (("qwen",), ("forget", "qwen", None)),
+        (("--device", "host"), ("forget", None, "host")),
+        (("--all",), ("forget", None, None)),
+    ],
+)
+def test_forget_says_how_much_went(
+    served: Path, service: OneModelService, arguments: tuple[str, ...], asked: object
+) -> None:
+    result = ctl(served, "forget", *arguments)
+
+    assert result.output.endswith(": 3 launches, 17 requests\n")
+    assert service.asked == [asked]
+
+
+@pytest.mark.parametrize("arguments", [(), ("qwen", "--all"), ("--device", "host", "--all")])
+def test_forget_wants_to_know_what(served: Path, arguments: tuple[str, ...]) -> None:
+    result = ctl(served, "forget", *arguments)
+
+    assert result.exit_code == 2
+    assert "say what to forget" in result.output

@@ -33,9 +33,13 @@ MODEL  STATE        PID  BACKEND  LAYERS      CONTEXT   REQUESTS       TOKENS/S 
 qwen   ready       4712  vulkan   Vulkan0:29  4096 × 2  1 + 2 waiting      85.2  busy
 phi    backoff 4s     -  cpu      cpu         4096 × 1  0                     -  -
 
-MODEL  DEVICE            PREDICTED  MEASURED   RESERVED
-qwen   pci:0000:01:00.0    4.8 GiB   4.8 GiB  128.0 MiB
-qwen   host              320.0 MiB         ?        0 B
+MODEL  DEVICE            PREDICTED  MEASURED   RESERVED  TAKEN
+qwen   pci:0000:01:00.0    4.8 GiB   4.8 GiB  128.0 MiB      ?
+qwen   host              320.0 MiB         ?        0 B      ?
+
+MODEL  DECODE/S  MEASURED  PROMPT/S  MEASURED   LOAD  USUAL  LEARNED FROM
+qwen          -         -         -         -  3.5 s      -  0 launches, 0 requests
+phi           -         -         -         -  3.5 s      -  0 launches, 0 requests
 
 phi: died of SIGSEGV (restarted 2 times)
 

@@ -17,6 +17,7 @@ import httpx
 import psutil
 import pytest
 
+from proxy.app import ROUTES
 from scripts.started_daemon import DaemonTrouble, StartedDaemon, started_daemon
 from supervisor.leftovers import MARK, mark_of
 
@@ -383,3 +384,69 @@ def test_inferenceosctl_without_a_daemon_says_so_in_one_sentence(tmp_path: Path)
     assert told.returncode == 1
     assert str(tmp_path / "no.sock") in told.stderr
     assert len(told.stderr.splitlines()) == 1
+
+
+SECRET = "pangolin"
+
+
+def test_a_request_to_any_route_is_at_most_three_lines_and_no_prompt_in_any_log(
+    start: Any,
+) -> None:
+    daemon = start()
+    daemon.ctl("load", MODEL)
+    messages = [{"role": "user", "content": SECRET}]
+    body = {"model": MODEL, "messages": messages, "prompt": SECRET, "input": SECRET}
+    few = {"max_tokens": 4, "options": {"num_predict": 4}}
+    with httpx.Client(base_url=daemon.base, timeout=ANSWER_S, trust_env=False) as http:
+        for path, methods in ROUTES.items():
+            for method in methods:
+                before = len(daemon.log().splitlines())
+                json_body = {**body, **few} if method == "POST" else None
+                http.request(method, path, json=json_body)
+                lines = daemon.log().splitlines()[before:]
+                assert len(lines) <= 3, (method, path, lines)
+        bad = {**body, **few, "grammar": f"root ::= {SECRET} ("}
+        http.post("/v1/chat/completions", json=bad)
+
+    assert SECRET not in daemon.log()
+    kept = [path.read_text() for path in (daemon.folder / "state" / "logs").iterdir()]
+    assert any("print_timing" in text for text in kept)
+    assert not any(SECRET in text for text in kept)
+
+
+def test_a_log_is_followed_over_a_crash_and_kept_for_the_next_daemon(start: Any) -> None:
+    daemon = start()
+    chat(daemon, keep_alive=-1)
+    ctl = [Path(sys.executable).with_name("inferenceosctl"), "--socket", daemon.admin_socket]
+    with subprocess.Popen(
+        [*ctl, "logs", MODEL, "-f"], stdout=subprocess.PIPE, text=True
+    ) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline()
+        psutil.Process(only_instance(daemon)["pid"]).kill()
+        relaunched = next(line for line in following.stdout if "launch 2 of " in line)
+        until(lambda: only_instance(daemon)["state"] == "ready")
+        end(daemon)
+        rest = following.stdout.read()
+
+    assert relaunched.startswith("[inferenceosd: ")
+    assert "model loaded" in rest
+    assert following.returncode == 0
+
+
+def test_what_a_launch_took_is_shown_beside_what_was_predicted(start: Any) -> None:
+    daemon = start()
+    for _ in range(2):
+        daemon.ctl("load", MODEL)
+        daemon.ctl("unload", MODEL)
+        until(lambda: not daemon.status()["instances"])
+    daemon.ctl("load", MODEL)
+
+    (instance,) = daemon.status()["instances"]
+    (part,) = instance["memory"]
+
+    assert part["measured_bytes"] == pytest.approx(part["predicted_bytes"], rel=0.001)
+    assert 0 < part["overhead_bytes"] < 200 << 20
+    assert instance["speed"]["launches"] == 3
+    assert daemon.ctl("forget", MODEL).stdout == f"forgot {MODEL}: 3 launches, 0 requests\n"
+    assert daemon.status()["instances"][0]["speed"]["launches"] == 0

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.admin import MAX_BODY_BYTES
 from proxy.admin_plan import PlanReport
-from proxy.admin_values import EventsReport, ModelsReport, StatusReport
+from proxy.admin_values import EventsReport, Followed, ModelsReport, StatusReport
 from tests.fakes.admin_service import (
     EVENTS,
     MODELS,
@@ -60,6 +60,65 @@ def test_orders_are_carried_out_and_answered(client: httpx.Client) -> None:
         "two",
         "three",
     ]
+
+
+def followed(client: httpx.Client, service: OneModelService, path: str) -> list[Followed]:
+    """The values of a stream that goes on until the service says that it is over."""
+    heard: list[Followed] = []
+    with client.stream("GET", path) as reply:
+        assert reply.raise_for_status().headers["content-type"] == "application/x-ndjson"
+        for line in reply.iter_lines():
+            heard.append(msgspec.json.decode(line, type=Followed))
+            if heard[-1] == Followed():
+                service.is_over.set()
+    return heard
+
+
+def test_events_are_followed_with_gaps_and_signs_of_life(
+    client: httpx.Client, service: OneModelService
+) -> None:
+    told = followed(client, service, "/events?follow=1&model=qwen&limit=1&since_s=60")
+
+    assert told[:3] == [Followed(EVENTS[-1]), Followed(skipped=7), Followed()]
+    assert service.asked == [("follow", "qwen", 60, 1)]
+
+
+def test_a_log_is_followed_line_by_line(client: httpx.Client, service: OneModelService) -> None:
+    told = followed(client, service, "/logs?follow=1&model=qwen&tail=2")
+
+    assert told[:2] == [Followed(line="two"), Followed(line="three")]
+
+
+def test_the_log_of_an_unknown_model_is_not_followed(client: httpx.Client) -> None:
+    reply = client.get("/logs?follow=1&model=gpt")
+
+    assert (reply.status_code, reply.json()) == (404, {"error": "model 'gpt' not found"})
+
+
+def test_a_follower_who_leaves_ends_his_stream(
+    client: httpx.Client, service: OneModelService
+) -> None:
+    with client.stream("GET", "/events?follow=1") as reply:
+        assert next(reply.iter_lines())
+
+    assert service.has_ended.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("body", "asked"),
+    [
+        ({"model": "qwen"}, ("forget", "qwen", None)),
+        ({"device": "host"}, ("forget", None, "host")),
+        ({"all": True}, ("forget", None, None)),
+    ],
+)
+def test_what_was_learned_is_forgotten_as_far_as_asked(
+    client: httpx.Client, service: OneModelService, body: object, asked: object
+) -> None:
+    reply = client.post("/forget", json=body).raise_for_status()
+
+    assert (reply.json()["launches"], reply.json()["requests"]) == (3, 17)
+    assert service.asked == [asked]
 
 
 def test_numbers_reach_the_service(client: httpx.Client, service: OneModelService) -> None:
@@ -126,6 +185,8 @@ def test_a_wrong_configuration_is_refused_in_its_own_words(
     ("path", "content", "status"),
     [
         ("/load", b"", 400),
+        ("/forget", b"{}", 400),
+        ("/forget", b'{"model": "qwen", "all": true}', 400),
         ("/load", b"{", 400),
         ("/load", b"[]", 400),
         ("/load", b'{"model": 3}', 400),

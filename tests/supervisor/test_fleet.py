@@ -15,11 +15,14 @@ import httpx
 import psutil
 import pytest
 
+from planners.learning import LEAST_SAMPLES
 from planners.model import ModelId
 from planners.plan import LaunchPlan
 from planners.settings import ModelRule
 from planners.view import InstanceState
+from supervisor.child_logs import FILE_BYTES
 from supervisor.devices.sighting import Reading
+from supervisor.journal_file import LAUNCHES
 from supervisor.lease import LineFull, ModelUnavailable, Stopping, Usage, WaitTimedOut
 from supervisor.tinymodel import tiny_model
 from tests.fakes.fleet_world import TINY, MakeWorld
@@ -569,10 +572,80 @@ async def test_what_a_request_took_is_what_the_next_plan_predicts(fleet_world: M
         observed = usual_rate / 2
         usage = Usage(prompt_tokens=96, prompt_s=96 / observed, decode_tokens=1, decode_s=0.0)
 
-        async with world.fleet.lease(TINY, caller="test") as lease:
-            world.fleet.report(lease, usage)
+        for _ in range(LEAST_SAMPLES):
+            async with world.fleet.lease(TINY, caller="test") as lease:
+                world.fleet.report(lease, usage)
+        world.fleet.unload(TINY)  # a launch's end is when rates are taken in at once
+        await world.until_state(None)
         plan = (await world.fleet.outlook(served)).answer
 
         assert isinstance(plan, LaunchPlan)
         assert plan.predicted_prompt_tokens_per_s is not None
         assert 0.3 * usual_rate < plan.predicted_prompt_tokens_per_s < 0.7 * usual_rate
+
+
+async def test_every_launch_is_one_row_with_what_became_of_it(fleet_world: MakeWorld) -> None:
+    async with fleet_world() as world:
+        await world.served_by()
+        os.kill(world.pid(), signal.SIGKILL)
+        await world.until(lambda: world.seen().restarts == 1)
+        await world.until_state(InstanceState.READY)
+        world.fleet.unload(TINY)
+        await world.until_state(None)
+        world.order(die_while_loading="crash")
+        with pytest.raises(ModelUnavailable):
+            await world.fleet.load(TINY)
+
+        rows = await world.journal.rows(LAUNCHES, limit=100)
+
+    assert [row["outcome"] for row in rows[:3]] == ["died", "stopped", "died"]
+    assert [row["load_s"] is not None for row in rows[:3]] == [True, True, False]
+    assert "SIGKILL" in str(rows[0]["cause"])
+    assert '"device_id":"host"' in str(rows[0]["measured"])
+
+
+async def test_a_second_launch_is_planned_with_what_the_first_one_took(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world() as world:
+        await world.served_by()
+        took = [(p.device_id, p.compute_bytes) for p in world.seen().measured]
+        world.fleet.unload(TINY)
+        await world.until_state(None)
+
+        await world.served_by()
+
+        assert [(p.device_id, p.compute_bytes) for p in world.seen().plan.predicted] == took
+        assert "plan.corrected" in await world.kinds()
+
+
+async def test_the_log_of_a_child_that_died_is_there_when_its_instance_is_gone(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world() as world:
+        await world.served_by()
+        os.kill(world.pid(), signal.SIGKILL)
+        await world.until(lambda: world.seen().restarts == 1)
+        await world.until_state(InstanceState.READY)
+        world.fleet.unload(TINY)
+        await world.until_state(None)
+
+        lines = await world.records.child_logs.last(TINY, 10_000)
+
+    begun = [line for line in lines if line.startswith("[inferenceosd: ")]
+    assert [line.split(" ", 2)[2] for line in begun] == ["launch 1 of i1]", "launch 2 of i1]"]
+    assert sum("model loaded" in line for line in lines) == 2
+
+
+async def test_a_child_that_floods_its_log_is_served_and_bounded_on_disk(
+    fleet_world: MakeWorld, tmp_path: Path
+) -> None:
+    async with fleet_world() as world:
+        world.order(flood_stderr=60_000)
+        await world.served_by()
+        await world.records.child_logs.last(TINY, 1)
+
+        files = list((tmp_path / "logs").iterdir())
+
+        assert len(files) <= 2
+        assert sum(path.stat().st_size for path in files) <= 2 * FILE_BYTES

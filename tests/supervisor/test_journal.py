@@ -1,15 +1,19 @@
 import asyncio
+import resource
 import sqlite3
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+import pytest
 from structlog.testing import capture_logs
 
 from planners.model import ModelId
 from planners.plan import InstanceId
-from supervisor.journal import MAX_PENDING, Journal, open_journal
+from supervisor.follower import MAX_UNREAD
+from supervisor.journal import MAX_PENDING, Event, Journal, open_journal
 
 M = ModelId("m")
 
@@ -72,7 +76,7 @@ async def test_a_corrupt_file_is_set_aside_and_a_new_one_begun(tmp_path: Path) -
 
     async with open_journal(path) as journal:
         journal.record("a")
-        assert await kinds(journal) == ["a"]
+        assert await kinds(journal) == ["journal.set_aside", "a"]
 
     assert [p.read_bytes()[:7] for p in tmp_path.glob("*.corrupt-*")] == [b"this is"]
 
@@ -131,4 +135,163 @@ async def test_a_flood_drops_the_oldest_events_and_says_how_many(tmp_path: Path)
             events = await journal.events(model_id=None, since=0.0, limit=MAX_PENDING + 5)
 
     assert [event.facts for event in events[:1]] == [{"n": 5}]
-    assert logs == [{"event": "journal.overrun", "log_level": "warning", "events": 5}]
+    assert logs == [{"event": "journal.overrun", "log_level": "warning", "rows": 5}]
+
+
+@contextmanager
+def full_disk(n_bytes: int) -> Iterator[None]:
+    """No file of this process grows beyond `n_bytes`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_a_full_disk_costs_events_and_says_how_many_once_there_is_room(
+    tmp_path: Path,
+) -> None:
+    async with open_journal(tmp_path / "journal.db") as journal:
+        journal.record("before")
+        assert await kinds(journal) == ["before"]
+        with capture_logs() as logs, full_disk(20_000):
+            for n in range(50):
+                journal.record("lost", reason="x" * 1000, n=n)
+            await kinds(journal)
+
+        journal.record("after")
+        await kinds(journal)
+        journal.record("later")
+
+        assert await kinds(journal) == ["before", "after", "journal.recovered", "later"]
+    assert [line["event"] for line in logs][:1] == ["journal.lost"]
+
+
+async def test_a_file_that_goes_bad_while_it_is_open_is_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    async with open_journal(path) as journal:
+        for n in range(200):
+            journal.record("before", reason="x" * 500, n=n)
+        await kinds(journal)
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("pragma wal_checkpoint(truncate)")
+        n_bytes = path.stat().st_size
+        with path.open("r+b") as file:
+            file.seek(4096)
+            file.write(b"\xff" * (n_bytes - 4096))
+
+        journal.record("after")
+
+        assert await kinds(journal) == ["journal.set_aside", "after"]
+    assert len(list(tmp_path.glob("*.corrupt-*"))) >= 1
+
+
+async def test_a_file_that_is_deleted_while_it_is_open_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    async with open_journal(path) as journal:
+        journal.record("before")
+        await kinds(journal)
+        path.unlink()
+
+        journal.record("after")
+
+        assert await kinds(journal) == ["journal.vanished", "after"]
+    assert _rows(path) == 2
+
+
+async def test_events_of_the_first_schema_are_carried_on(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(
+            "create table events (id integer primary key, at float, kind text, model_id text,"
+            " instance_id text, reason text, facts text)"
+        )
+        db.execute("insert into events values (1, 1.0, 'old', null, null, '', '{}')")
+        db.commit()
+
+    async with open_journal(path) as journal:
+        journal.record("new")
+
+        assert await kinds(journal) == ["old", "new"]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        pytest.param("pragma user_version = 99", id="of a later inferenceosd"),
+        pytest.param("create table events (id integer primary key, what text)", id="of a stranger"),
+    ],
+)
+async def test_a_file_of_another_schema_is_set_aside(tmp_path: Path, statement: str) -> None:
+    path = tmp_path / "journal.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(statement)
+        db.commit()
+
+    async with open_journal(path) as journal:
+        journal.record("a")
+
+        assert await kinds(journal) == ["journal.set_aside", "a"]
+
+
+async def test_what_is_no_file_at_all_costs_events_not_the_daemon(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    path.mkdir()
+    async with open_journal(path) as journal:
+        journal.record("a")
+
+        assert await kinds(journal) == []
+
+
+async def test_one_event_is_bounded_in_bytes(tmp_path: Path) -> None:
+    async with open_journal(tmp_path / "journal.db") as journal:
+        journal.record("a", reason="r" * 1_000_000, fact="f" * 1_000_000)
+        (event,) = await journal.events(model_id=None, since=0.0, limit=1)
+
+    assert len(event.reason) < 2_100
+    assert len(str(event.facts["fact"])) < 1_100
+
+
+async def read_all(journal: Journal) -> tuple[int, list[Event]]:
+    """What a follower of M hears while "m.0", … are recorded; how many he was told he missed."""
+    skipped, heard = 0, list[Event]()
+    with journal.following(M) as follower:
+        heard += await journal.events(model_id=M, since=0.0, limit=100)
+        for n in range(3):
+            journal.record(f"m.{n}", model_id=M)
+            journal.record("other", model_id=ModelId("other"))
+        journal.end_following()
+        while (news := await follower.unread(within_s=5)) is not None:
+            skipped += news[0]
+            heard += news[1]
+    return skipped, heard
+
+
+async def test_a_follower_hears_each_event_of_his_model_once_and_then_the_end(
+    tmp_path: Path,
+) -> None:
+    async with open_journal(tmp_path / "journal.db") as journal:
+        journal.record("m.before", model_id=M)
+
+        skipped, heard = await read_all(journal)
+
+    assert [e.kind for e in heard] == ["m.before", "m.0", "m.1", "m.2"]
+    assert skipped == 0
+
+
+async def test_a_slow_follower_is_told_how_many_he_missed(tmp_path: Path) -> None:
+    async with open_journal(tmp_path / "journal.db") as journal:
+        with journal.following(None) as follower:
+            for n in range(MAX_UNREAD + 7):
+                journal.record("event", n=n)
+            news = await follower.unread(within_s=5)
+
+    assert news is not None
+    assert (news[0], news[1][0].facts, len(news[1])) == (7, {"n": 7}, MAX_UNREAD)
+
+
+async def test_a_follower_to_whom_nothing_happens_gets_nothing_in_time(tmp_path: Path) -> None:
+    async with open_journal(tmp_path / "journal.db") as journal:
+        with journal.following(None) as follower:
+            assert await follower.unread(within_s=0.01) == (0, ())
