@@ -283,7 +283,7 @@ def evictable(view: View) -> list[Observed]:
 def _could_free(view: View) -> Counter[DeviceId]:
     freed: Counter[DeviceId] = Counter()
     for seen in evictable(view):
-        freed.update(_candidate(seen).frees)
+        freed.update(_candidate(view, seen).frees)
     return freed
 
 
@@ -295,7 +295,7 @@ def _make_room_by_count(view: View, served: ServedModel) -> tuple[Stop, ...]:
 
 def _make_room(view: View, served: ServedModel, shortfall: Shortfall) -> tuple[Stop, ...]:
     """The evictions that close a shortfall; () where none would."""
-    chosen = victims([_candidate(seen) for seen in evictable(view)], shortfall)
+    chosen = victims([_candidate(view, seen) for seen in evictable(view)], shortfall)
     reason = f"to make room for {served.model_id}: {shortfall.reason}"
     return tuple(Stop(instance_id, reason, served.model_id) for instance_id in chosen)
 
@@ -309,10 +309,12 @@ def _wait_or_refuse(view: View, served: ServedModel, shortfall: Shortfall) -> Re
     return Refuse(served.model_id, str(shortfall), retry_after_s=None)
 
 
-def _candidate(seen: Observed) -> Candidate:
+def _candidate(view: View, seen: Observed) -> Candidate:
+    ours = taken(view.hardware, (seen,))
     return Candidate(
         instance_id=seen.instance_id,
-        frees={p.device_id: p.total_bytes for p in seen.measured or seen.plan.predicted},
+        # As it is counted, so is it freed: what was measured leaves out the process itself.
+        frees=ours.promised + ours.held,
         reload_s=seen.load_s or 0.0,
         last_used_s=seen.last_used_s,
     )

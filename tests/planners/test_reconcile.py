@@ -268,6 +268,19 @@ def test_an_idle_model_makes_room_for_one_that_is_asked_for() -> None:
     assert "b" in stop.reason
 
 
+def test_no_more_models_make_way_than_their_processes_free_memory() -> None:
+    a, b, c = (model(name, weights_bytes=5 * GIB) for name in "abc")
+    machine = hardware(available_bytes=16 * GIB)
+    measured = tuple(replace(p, overhead_bytes=0) for p in planned(a).predicted)
+    limit_bytes = 2 * planned(a).bytes_on(HOST) + 64 * MIB
+    limited = replace(machine, host=replace(machine.host, limit_bytes=limit_bytes))
+    idle = tuple(seen(m, measured=measured) for m in (a, b))
+
+    stops = actions(view(a, b, c, instances=idle, waiting=(c,), machine=limited))
+
+    assert len(stops) == 1
+
+
 def gpu_machine(*, free_bytes: int) -> View:
     """A 12 GiB card with 10 GiB models a (idle, loaded on it) and b (asked for)."""
     card = Device(
