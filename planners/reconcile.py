@@ -168,7 +168,7 @@ def _broken_rule(view: View, plan: LaunchPlan) -> str | None:
 def _launches(view: View, *, now_s: float) -> Iterator[Action]:
     """Starts, restarts, refusals and the evictions they need, longest wait first."""
     present = {seen.model_id: seen for seen in view.instances}
-    leaving = any(seen.state in _RELEASING for seen in view.instances)
+    in_motion = any(seen.state in _RELEASING for seen in view.instances)
     alive = sum(not seen.state.is_down for seen in view.instances)
     ours = taken(view.hardware, view.instances)
     for served in wanted(view):
@@ -177,16 +177,17 @@ def _launches(view: View, *, now_s: float) -> Iterator[Action]:
             if seen.state is InstanceState.FAILED and seen.waiting:
                 yield _refusal(seen, now_s=now_s)
             continue
-        match _launch(view, served, seen, ours=ours, alive=alive, leaving=leaving):
+        match _launch(view, served, seen, ours=ours, alive=alive, in_motion=in_motion):
             case (Start(plan) | Restart(_, plan)) as action:
                 yield action
                 alive += 1
                 ours.promised.update({p.device_id: p.upper_bytes for p in plan.predicted})
+                in_motion = True  # what it will hold, and may give back, is not settled yet
             case Refuse() as refusal:
                 yield refusal
             case tuple() as evictions:
                 yield from evictions
-                leaving = leaving or bool(evictions)
+                in_motion = in_motion or bool(evictions)
 
 
 def wanted(view: View) -> list[ServedModel]:
@@ -224,18 +225,18 @@ def _launch(
     *,
     ours: Taken,
     alive: int,
-    leaving: bool,
+    in_motion: bool,
 ) -> Start | Restart | Refuse | tuple[Stop, ...]:
     # One that died, and that nobody asks for now, comes back only into room that is free anyway.
     is_asked_for = served.settings.pin or served.model_id in view.demand
     if not view.engines:
         return Refuse(served.model_id, NO_ENGINE, retry_after_s=None)
     if view.settings.max_loaded is not None and alive >= view.settings.max_loaded:
-        return _make_room_by_count(view, served) if is_asked_for and not leaving else ()
+        return _make_room_by_count(view, served) if is_asked_for and not in_motion else ()
     could_free = _could_free(view) if is_asked_for else {}
     plan = _planned(view, served, ours=ours, could_free=could_free)
     if isinstance(plan, Shortfall):
-        if leaving or not is_asked_for:
+        if in_motion or not is_asked_for:
             return ()
         if stops := _make_room(view, served, plan):
             return stops

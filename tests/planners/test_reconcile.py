@@ -342,6 +342,14 @@ def test_a_model_waits_for_room_that_a_working_instance_holds(
     assert actions(view(big_a, big_b, instances=(holder(big_a),), waiting=(big_b,))) == ()
 
 
+def test_of_two_models_asked_for_at_once_the_one_without_room_waits() -> None:
+    big_a, big_b = model("a", weights_bytes=10 * GIB), model("b", weights_bytes=10 * GIB)
+
+    asked_for = actions(view(big_a, big_b, waiting=(big_a, big_b)))
+
+    assert [type(action) for action in asked_for] == [Start]
+
+
 def test_a_pinned_model_is_never_stopped_to_make_room() -> None:
     pinned = model("a", weights_bytes=10 * GIB, pin=True)
     big_b = model("b", weights_bytes=10 * GIB)
