@@ -5,6 +5,7 @@
 # make bench  the daemon against the bare llama-server
 # make bench-planner  predicted bytes against measured launches, and how long planning takes;
 #                     ROWS=FILE for another table
+# make soak   ten minutes of callers and disturbances, and an account; SECONDS= and SEED= for others
 # make bench-speed    decode under the chosen flags against the best of a grid
 
 VENV := .venv
@@ -15,7 +16,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALL := $(PIP) install --no-deps --require-hashes
 
-.PHONY: demo run test check bench bench-planner bench-speed clean
+.PHONY: demo run test check bench bench-planner bench-speed soak clean
 
 demo: $(VENV)/.quickstart
 	@$(BIN)/python -m scripts.demo
@@ -41,6 +42,9 @@ bench-planner: $(VENV)/.dev $(VENV)/.quickstart
 
 bench-speed: $(VENV)/.dev $(VENV)/.quickstart
 	$(BIN)/python -m bench.speed
+
+soak: $(VENV)/.dev $(VENV)/.quickstart
+	$(BIN)/python -m bench.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""`make soak`: three models where two fit, callers, and disturbances by chance."""
