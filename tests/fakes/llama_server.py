@@ -64,6 +64,7 @@ class Faults:
     sigill: bool = False  # dies of SIGILL on the first decode
     die_before_reply: bool = False  # SIGKILLs itself when a completion arrives
     die_at_byte: int = -1  # SIGKILLs itself after that many bytes of a stream
+    last_words: str = ""  # a key of LOAD_ENDS: it prints that, and exits with 1, where it would die
     cut_at_byte: int = -1  # closes the connection there instead, and lives
     garbage: bool = False  # answers completions with what is no HTTP
     error_at_token: int = -1  # sends an error event in its place and ends the stream
@@ -177,6 +178,13 @@ def burn(for_s: float) -> None:
     until_s = time.monotonic() + for_s
     while time.monotonic() < until_s:
         pass
+
+
+def die() -> NoReturn:
+    """An end in the middle of work, with last words where they are ordered."""
+    if FAULTS.last_words:
+        fail(LOAD_ENDS[FAULTS.last_words])
+    kill_self(signal.SIGKILL)
 
 
 def pieces(text: str) -> list[str]:
@@ -471,7 +479,7 @@ class Body:
                 self.writer.write(b"%x\r\n" % len(data) + data[: limit - self.sent])
                 await self.writer.drain()
                 if limit == FAULTS.die_at_byte:
-                    kill_self(signal.SIGKILL)
+                    die()
                 self.writer.close()
                 return
         self.sent += len(data)
@@ -629,8 +637,10 @@ class Engine:
 
     async def complete(self, call: Call, asked: Json) -> None:
         """One completion, streamed or not, in its slot."""
-        if FAULTS.sigill or FAULTS.die_before_reply:
-            kill_self(signal.SIGILL if FAULTS.sigill else signal.SIGKILL)
+        if FAULTS.sigill:
+            kill_self(signal.SIGILL)
+        if FAULTS.die_before_reply:
+            die()
         if FAULTS.garbage:
             call.writer.write(b"\x00\x01 this is no HTTP\r\n\r\n")
             await call.writer.drain()

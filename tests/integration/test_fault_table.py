@@ -1,0 +1,309 @@
+"""Each fault in each state: what the caller saw, and that nothing of it is left.
+
+A dead process is one that is gone, or waits to be reaped. The states are those of one model's
+instance; a fault that belongs to no process of its own strikes while the model is in that state.
+"""
+
+import resource
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.fakes.c_libraries import built
+from tests.integration.fault_scene import (
+    MODEL,
+    OTHER,
+    SAID,
+    Caller,
+    Ended,
+    Scene,
+    State,
+    kill,
+    playing,
+    until_gone,
+)
+
+STATES = pytest.mark.parametrize("state", State, ids=lambda state: state.value)
+DAEMON_STOP_S = 15.0
+NVML = Path(__file__).parents[1] / "fakes" / "nvml" / "nvml.c"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short, as sockets lie in it."""
+    with tempfile.TemporaryDirectory(prefix="ios-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def scene(folder: Path) -> Iterator[Scene]:
+    """A daemon with two models on the fake engine."""
+    with playing(folder, fleet='load_timeout = "3s"') as scene:
+        yield scene
+
+
+def whole(ended: Ended) -> bool:
+    """All that was asked for came, and no error."""
+    return ended == Ended(200, SAID, "", is_whole=True)
+
+
+def told(ended: Ended) -> bool:
+    """The answer broke off, or never came, and its caller was told why."""
+    return bool(ended.error) and ended.is_whole
+
+
+def test_a_child_killed_while_loading_is_replaced_and_serves_who_waited(scene: Scene) -> None:
+    caller = scene.into(State.LOADING)
+    assert caller is not None
+
+    kill(scene.child())
+
+    assert whole(caller.ended())
+    scene.leaves_nothing()
+
+
+def test_a_child_killed_while_ready_is_replaced_for_the_next_caller(scene: Scene) -> None:
+    scene.into(State.READY)
+    first = scene.pid()
+
+    kill(scene.child())
+
+    assert whole(scene.says())
+    assert scene.pid() != first
+    scene.leaves_nothing()
+
+
+def test_a_child_killed_while_draining_tells_the_caller_it_answered(scene: Scene) -> None:
+    caller = scene.into(State.DRAINING)
+    assert caller is not None
+
+    kill(scene.child())
+
+    assert told(caller.ended())
+    scene.until(lambda: scene.state() is None)
+    scene.leaves_nothing()
+
+
+def test_a_child_stopped_while_loading_is_replaced_and_serves_who_waited(scene: Scene) -> None:
+    caller = scene.into(State.LOADING)
+    assert caller is not None
+    first = scene.child()
+
+    first.suspend()
+
+    assert whole(caller.ended())
+    until_gone(first, within_s=1.0)
+    scene.leaves_nothing()
+
+
+def test_a_child_stopped_while_draining_ends_within_its_time(scene: Scene) -> None:
+    caller = scene.into(State.DRAINING)
+    assert caller is not None
+    child = scene.child()
+
+    child.suspend()
+    scene.daemon.process.terminate()
+
+    assert told(caller.ended(DAEMON_STOP_S))
+    assert scene.daemon.process.wait(DAEMON_STOP_S) == 0
+    until_gone(child, within_s=1.0)
+
+
+@pytest.mark.parametrize("state", [State.READY, State.DRAINING], ids=["ready", "draining"])
+def test_a_load_that_dies_of_memory_leaves_the_others_alone(scene: Scene, state: State) -> None:
+    caller, pid = scene.into(state), scene.pid()
+    scene.order(die_while_loading="oom")
+
+    refused = scene.says(OTHER)
+
+    assert told(refused)
+    assert "memory" in refused.error
+    assert caller is None or whole(caller.ended())
+    assert state is not State.READY or scene.pid() == pid
+    scene.leaves_nothing()
+
+
+def test_a_load_that_dies_of_memory_tells_who_waited(scene: Scene) -> None:
+    scene.order(die_while_loading="oom")
+
+    refused = scene.says()
+
+    assert told(refused)
+    assert "ErrorOutOfDeviceMemory" in refused.error or "Device memory" in refused.error
+    scene.leaves_nothing()
+
+
+def test_a_child_out_of_memory_before_its_first_word_is_replaced_unseen(scene: Scene) -> None:
+    scene.order(die_before_reply=True, last_words="oom", launches=1)
+
+    assert whole(scene.says())
+    scene.leaves_nothing()
+
+
+def test_a_child_out_of_memory_in_mid_answer_tells_its_caller(scene: Scene) -> None:
+    scene.order(die_at_byte=700, last_words="oom", launches=1)
+
+    assert told(scene.says())
+    assert whole(scene.says())
+    scene.leaves_nothing()
+
+
+def test_a_child_out_of_memory_while_draining_tells_its_caller(scene: Scene) -> None:
+    scene.order(die_at_byte=900, last_words="oom", launches=1)
+    caller = scene.into(State.DRAINING)
+    assert caller is not None
+
+    assert told(caller.ended())
+    scene.until(lambda: scene.state() is None)
+    scene.leaves_nothing()
+
+
+@STATES
+@pytest.mark.parametrize("driver", ["hang", "mismatch"])
+def test_a_broken_driver_costs_nobody_an_answer(folder: Path, driver: str, state: State) -> None:
+    built(NVML, folder / "libnvidia-ml.so.1")
+    environ = {"LD_LIBRARY_PATH": str(folder), "FAKE_NVML": driver}
+    with playing(folder, environ=environ) as scene:
+        caller = scene.into(state)
+
+        assert whole(caller.ended() if caller else scene.says())
+        scene.leaves_nothing()
+
+
+@STATES
+def test_a_full_disk_costs_events_but_no_answer(scene: Scene, state: State) -> None:
+    caller = scene.into(state)
+    largest = max(p.stat().st_size for p in scene.daemon.folder.rglob("*") if p.is_file())
+    scene.process.rlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
+
+    assert caller is None or whole(caller.ended())
+    for _ in range(3):
+        assert whole(scene.says())
+        scene.post("/unload")
+        scene.until(lambda: scene.state() is None)
+    scene.process.rlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    scene.leaves_nothing()
+
+
+def test_a_socket_left_by_another_time_does_not_stop_a_load(scene: Scene) -> None:
+    for launch in range(2, 9):
+        (scene.daemon.folder / "run" / f"i{launch}-1.sock").touch()
+
+    assert whole(scene.says())
+
+
+@pytest.mark.parametrize("state", [State.READY, State.DRAINING], ids=["ready", "draining"])
+def test_a_socket_that_vanishes_under_a_child_costs_nobody_an_answer(
+    scene: Scene, state: State
+) -> None:
+    caller = scene.into(state)
+
+    for path in (scene.daemon.folder / "run").rglob("i*-*.sock"):
+        path.unlink()
+
+    assert caller is None or whole(caller.ended())
+    assert whole(scene.says())
+    scene.leaves_nothing()
+
+
+def test_a_load_goes_on_when_its_caller_leaves(folder: Path) -> None:
+    with playing(folder) as scene:
+        scene.order(load_s=1.0)
+        with pytest.raises(httpx.ReadTimeout):
+            _impatient(scene, timeout_s=0.5)
+
+        scene.until(lambda: scene.state() == "ready")
+
+        assert scene.events("instance.loaded")
+        scene.leaves_nothing()
+
+
+@pytest.mark.parametrize("state", [State.READY, State.DRAINING], ids=["ready", "draining"])
+def test_a_caller_who_leaves_in_mid_answer_frees_its_slot(scene: Scene, state: State) -> None:
+    scene.order(token_s=0.25)
+    caller = scene.into(state) or scene.call()
+    assert caller.began.wait(10)
+
+    caller.leave.set()
+
+    scene.until(lambda: _idle(scene), within_s=2.0)
+    scene.leaves_nothing()
+
+
+def test_a_reload_while_loading_serves_who_waited_by_the_new_settings(scene: Scene) -> None:
+    caller = scene.into(State.LOADING)
+    assert caller is not None
+
+    scene.configure(models={MODEL: 256, OTHER: 128})
+
+    assert whole(caller.ended())
+    instances = [i for i in scene.daemon.status()["instances"] if i["state"] == "ready"]
+    assert [i["context"] for i in instances] == [256]
+    scene.leaves_nothing()
+
+
+def test_a_reload_while_ready_keeps_the_child_of_what_it_does_not_touch(scene: Scene) -> None:
+    scene.into(State.READY)
+    pid = scene.pid()
+
+    scene.configure(models={MODEL: 128, OTHER: 256})
+
+    assert whole(scene.says())
+    assert scene.pid() == pid
+    scene.leaves_nothing()
+
+
+def test_a_reload_while_draining_lets_the_answer_end(scene: Scene) -> None:
+    caller = scene.into(State.DRAINING)
+    assert caller is not None
+
+    scene.configure(models={OTHER: 128})
+
+    assert whole(caller.ended())
+    scene.until(lambda: scene.state() is None)
+    assert scene.says().status == 404
+    scene.configure(models={MODEL: 128, OTHER: 128})
+    scene.leaves_nothing()
+
+
+@STATES
+def test_no_child_outlives_a_killed_daemon(scene: Scene, state: State) -> None:
+    caller, child = scene.into(state), scene.child()
+
+    scene.daemon.process.kill()
+
+    until_gone(child, within_s=5.0)
+    if caller is not None:
+        with pytest.raises(httpx.TransportError):
+            caller.ended()
+
+
+@STATES
+def test_a_daemon_told_to_stop_ends_in_time_and_leaves_nobody_guessing(
+    scene: Scene, state: State
+) -> None:
+    caller, child = scene.into(state), scene.child()
+
+    scene.daemon.process.terminate()
+
+    assert caller is None or _was_served_or_told(caller)
+    assert scene.daemon.process.wait(DAEMON_STOP_S) == 0
+    until_gone(child, within_s=1.0)
+
+
+def _was_served_or_told(caller: Caller) -> bool:
+    ended = caller.ended(DAEMON_STOP_S)
+    return whole(ended) or told(ended)
+
+
+def _idle(scene: Scene) -> bool:
+    return not any(i["running"] for i in scene.daemon.status()["instances"])
+
+
+def _impatient(scene: Scene, *, timeout_s: float) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": SAID}]}
+    with httpx.Client(base_url=scene.daemon.base, timeout=timeout_s, trust_env=False) as client:
+        client.post("/v1/chat/completions", json=body)
