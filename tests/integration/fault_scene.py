@@ -137,11 +137,11 @@ class Scene:
             assert time.monotonic() < give_up_s, self.daemon.log()[-4000:]
             time.sleep(LOOK_S)
 
-    def into(self, state: State) -> Caller | None:
+    def into(self, state: State, *, load_s: float = 1.0) -> Caller | None:
         """Bring MODEL there; the caller that waits or is being answered, where there is one."""
         match state:
             case State.LOADING:
-                self.also(load_s=1.0)
+                self.also(load_s=load_s)
                 caller = self.call()
                 self.until(lambda: self.state() == "loading" and self.pid() is not None)
                 return caller
