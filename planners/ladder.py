@@ -16,7 +16,9 @@ from planners.plan import DeviceBytes, LaunchPlan
 from planners.sizes import MIB, format_size
 
 MOST_TRIES = 8
-FIRST_STEP_SHARE = 0.05  # of a launch's bytes on the device; each try doubles it: five reach them all
+FIRST_STEP_SHARE = (
+    0.05  # of a launch's bytes on the device; each try doubles it: five reach them all
+)
 LEAST_STEP_BYTES = 32 * MIB
 MOST_HIDDEN_BYTES = 1 << 50  # of a remembered rung: what is read back is bounded
 

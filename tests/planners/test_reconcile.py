@@ -23,7 +23,7 @@ from planners.reconcile import (
     reconcile,
     taken,
 )
-from planners.sizes import GIB
+from planners.sizes import GIB, MIB
 from planners.view import InstanceState, Observed, View
 from tests.fakes.machines import FLEET
 from tests.fakes.views import (
