@@ -39,17 +39,17 @@ class Rung:
     """Bytes that count as free on a device, but cannot be had for this model."""
 
     hidden_bytes: Mapping[DeviceId, int] = field(default_factory=dict)
-    tries: int = 0
-    """Launches that died of memory to get here."""
 
     def text(self) -> str:
         """As it is kept in the journal; `rung_of` reads it."""
         return " ".join(f"{d}={n}" for d, n in sorted(self.hidden_bytes.items()))
 
-    def sentence(self) -> str:
-        """What it is, for people."""
+    def reasons(self) -> tuple[str, ...]:
+        """What it is, for people; none where it hides nothing."""
         where = ", ".join(f"{format_size(n)} on {d}" for d, n in sorted(self.hidden_bytes.items()))
-        return f"{where} cannot be had, though free: a launch died of memory there"
+        if not where:
+            return ()
+        return (f"{where} cannot be had, though free: a launch died of memory there",)
 
 
 def rung_of(text: str | None) -> Rung | None:
@@ -60,24 +60,30 @@ def rung_of(text: str | None) -> Rung | None:
 
 
 def next_rung(
-    rung: Rung, plan: LaunchPlan, cause: Cause, *, room_bytes: Mapping[DeviceId, int]
+    rung: Rung,
+    plan: LaunchPlan,
+    cause: Cause,
+    *,
+    room_bytes: Mapping[DeviceId, int],
+    tries: int,
 ) -> Rung | None:
     """Where to try next, after `plan` died of `cause`; None where there is nothing to learn.
 
     `room_bytes`: what the plan could have had on each of its devices and on HOST, by what counted
-    as free, whatever `rung` already hides.
+    as free, whatever `rung` already hides. `tries`: launches that died of memory before this one,
+    with none between that got ready.
     """
     where = starved(plan, cause)
-    if rung.tries >= MOST_TRIES or not where:
+    if tries >= MOST_TRIES or not where:
         return None
     hidden = dict(rung.hidden_bytes)
     for part in plan.predicted:
         if part.device_id in where:
             needed = part.upper_bytes - _elastic_bytes(plan, part)
-            step = max(LEAST_STEP_BYTES, int(needed * FIRST_STEP_SHARE)) << rung.tries
+            step = max(LEAST_STEP_BYTES, int(needed * FIRST_STEP_SHARE)) << tries
             left = max(0, room_bytes.get(part.device_id, 0) - needed)
             hidden[part.device_id] = max(hidden.get(part.device_id, 0), left) + step
-    return Rung(hidden, rung.tries + 1)
+    return Rung(hidden)
 
 
 def starved(plan: LaunchPlan, cause: Cause) -> frozenset[DeviceId]:

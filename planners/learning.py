@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.kv_cache import LaunchShape
+from planners.ladder import Rung, RungKey, rung_of
 from planners.lessons import LaunchKey, LaunchSample, Lesson, RateSample, key_of
 from planners.model import ModelInfo
 from planners.plan import DeviceBytes, LaunchPlan
@@ -89,7 +90,15 @@ def learned_from(launches: Iterable[LaunchSample], requests: Iterable[RateSample
         requests={device_id: len(some) for device_id, some in by_owner.items()},
         lessons=_lessons(launches, requests),
         overhead_bytes=_overheads(launches),
+        rungs=dict(_rungs(launches)),
     )
+
+
+def _rungs(launches: Iterable[LaunchSample]) -> Iterator[tuple[RungKey, Rung]]:
+    """Of each model and engine, the one that the next launch starts on; the last one counts."""
+    for launch in launches:
+        if (rung := rung_of(launch.rung)) is not None:
+            yield RungKey(launch.key.model_digest, launch.key.engine_id), rung
 
 
 def corrected(

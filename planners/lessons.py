@@ -45,7 +45,7 @@ class LaunchSample:
     cause: str | None = None
     """Why it died, as a sentence."""
     rung: str | None = None
-    """The concession that it was launched with, as whoever made it spells it."""
+    """What the next launch must do without, as planners.ladder writes it; None: nothing yet."""
 
 
 @dataclass(frozen=True, slots=True)

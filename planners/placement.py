@@ -9,6 +9,7 @@ for the upper bound of every estimate; what fits by the estimate alone is placed
 dry run can tell.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -18,6 +19,7 @@ from planners.dry_runs import NO_DRY_RUNS, DryRuns
 from planners.fallback import fallbacks
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.kv_cache import LaunchShape
+from planners.ladder import Rung, RungKey
 from planners.layout.around import LayOut, around_buffers, hopefully
 from planners.layout.asked import (
     CONTEXT_ON_HOST,
@@ -286,6 +288,7 @@ class _Search:
                 ),
                 *self._fallbacks(placed),
                 *told_by_dry_runs(placed, self.prediction),
+                *self._rung(engine).reasons(),
             ),
             n_cpu_moe=shape.n_cpu_moe,
             swa_full=shape.swa_full,
@@ -343,9 +346,13 @@ class _Search:
         return Shortfall(self.served.model_id, missing, reason)
 
     def _room(self, engine: Engine) -> Budgets:
-        return budgets(
-            self.hardware, backend=engine.backend, promised=self.promised, held=self.held
-        )
+        promised = Counter(self.promised)
+        promised.update(self._rung(engine).hidden_bytes)
+        return budgets(self.hardware, backend=engine.backend, promised=promised, held=self.held)
+
+    def _rung(self, engine: Engine) -> Rung:
+        key = RungKey(self.info.digest, engine.engine_id)
+        return self.learned.rungs.get(key, Rung())
 
     def _on_devices(self, engine: Engine) -> Iterator[Placed]:
         """Ways with a device that fit as far as the search can tell, best first."""

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from planners.compute import n_tokens
 from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile, Host
 from planners.kv_cache import F32_BYTES, LaunchShape, cache_type
+from planners.ladder import Rung, RungKey
 from planners.lessons import LaunchKey, Lesson
 from planners.model import LayerInfo, LayerKind, ModelInfo
 
@@ -70,6 +71,8 @@ class Learned:
     lessons: Mapping[LaunchKey, Lesson] = field(default_factory=dict)
     overhead_bytes: Mapping[tuple[str, DeviceId], int] = field(default_factory=dict)
     """By engine and device, or HOST: what its processes took beyond their buffers, median."""
+    rungs: Mapping[RungKey, Rung] = field(default_factory=dict)
+    """Where launches died of memory: what not to ask for again."""
 
 
 _NONE: Mapping[DeviceId, float] = MappingProxyType({})

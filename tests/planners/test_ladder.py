@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from planners.exits import Cause, ExitKind
 from planners.hardware import HOST, DeviceId, HardwareProfile
-from planners.ladder import MOST_TRIES, Rung, next_rung, rung_of, starved
+from planners.ladder import MOST_TRIES, Rung, RungKey, next_rung, rung_of, starved
 from planners.layout.budget import budgets
 from planners.model import ServedModel
 from planners.placement import plan_launch
 from planners.plan import LaunchPlan, Shortfall
 from planners.sizes import GIB, MIB
+from planners.speed import NOTHING_LEARNED, Learned
 from tests.fakes.machines import RULES, engine, machine, model_info, nvidia, served
 
 ENGINE = engine("cuda")
@@ -25,8 +26,17 @@ MODEL = served(model_info(n_layer=32, layer_bytes=GIB // 4))
 
 def planned(rung: Rung, model: ServedModel = MODEL) -> LaunchPlan | Shortfall:
     return plan_launch(
-        model, hardware=MACHINE, engines=(ENGINE,), rules=RULES, promised=rung.hidden_bytes
+        model,
+        hardware=MACHINE,
+        engines=(ENGINE,),
+        rules=RULES,
+        promised={},
+        learned=on(rung, model),
     )
+
+
+def on(rung: Rung, model: ServedModel) -> Learned:
+    return replace(NOTHING_LEARNED, rungs={RungKey(model.info.digest, ENGINE.engine_id): rung})
 
 
 def room(plan: LaunchPlan, hardware: HardwareProfile = MACHINE) -> dict[DeviceId, int]:
@@ -48,7 +58,7 @@ def climbed(capacity_bytes: int) -> tuple[list[LaunchPlan], Rung]:
         tried.append(plan)
         if plan.bytes_on(GPU) <= capacity_bytes:
             break
-        below = next_rung(rung, plan, REFUSED, room_bytes=room(plan))
+        below = next_rung(rung, plan, REFUSED, room_bytes=room(plan), tries=len(tried) - 1)
         if below is None:
             break
         rung = below
@@ -81,6 +91,7 @@ def test_a_remembered_rung_starts_where_the_ladder_ended() -> None:
 
     assert remembered is not None
     assert planned(remembered) == tried[-1]
+    assert any("cannot be had" in str(reason) for reason in tried[-1].reasons)
 
 
 def test_what_the_operator_fixed_is_a_shortfall_rather_than_less_than_asked() -> None:
@@ -95,7 +106,12 @@ def test_memory_that_comes_back_is_used_again() -> None:
     larger = replace(MACHINE, devices=(nvidia(0, 24),))
 
     plan = plan_launch(
-        MODEL, hardware=larger, engines=(ENGINE,), rules=RULES, promised=rung.hidden_bytes
+        MODEL,
+        hardware=larger,
+        engines=(ENGINE,),
+        rules=RULES,
+        promised={},
+        learned=on(rung, MODEL),
     )
 
     assert isinstance(plan, LaunchPlan)
@@ -129,7 +145,7 @@ def test_the_prompt_cache_is_no_part_of_what_a_load_died_of() -> None:
     assert plan.cache_ram_mib > 0
     cause = died("failed to allocate CPU buffer of size 7", ExitKind.HOST_OOM)
 
-    rung = next_rung(Rung(), plan, cause, room_bytes=room(plan, machine(host_gib=64)))
+    rung = next_rung(Rung(), plan, cause, room_bytes=room(plan, machine(host_gib=64)), tries=0)
 
     assert rung is not None
     below = plan_launch(
@@ -155,4 +171,6 @@ def test_rubbish_is_no_rung(text: str | None) -> None:
 
 
 def test_a_rung_says_what_it_hides() -> None:
-    assert "512.0 MiB on host" in Rung({HOST: 512 * MIB}).sentence()
+    (reason,) = Rung({HOST: 512 * MIB}).reasons()
+
+    assert "512.0 MiB on host" in reason
