@@ -55,17 +55,19 @@ def plan_launch(
     held: Mapping[DeviceId, int] = _NOTHING,
     could_free: Mapping[DeviceId, int] = _NOTHING,
     learned: Learned = NOTHING_LEARNED,
+    least_context: int = 0,
 ) -> LaunchPlan | Shortfall:
     """The best launch within the room there is, or what is missing for an acceptable one.
 
     `promised`: bytes spoken for though they count as free. `held`: bytes of our running instances,
     which count against limits. `could_free`: bytes that idle instances could give back; where they
     would make the launch faster, the answer is the Shortfall that eviction closes. `learned`: rates
-    observed here. Raises PlanError where the rules name an unknown KV cache type.
+    observed here. `least_context`: tokens of a request that a caller wants, however little would do
+    otherwise. Raises PlanError where the rules name an unknown KV cache type.
     """
     answer = attempt_launch(
         served, hardware=hardware, engines=engines, rules=rules, promised=promised, held=held,
-        could_free=could_free, learned=learned,
+        could_free=could_free, learned=learned, least_context=least_context,
     )  # fmt: skip
     return answer.shortfall() if isinstance(answer, Unplaced) else answer
 
@@ -80,9 +82,10 @@ def attempt_launch(
     held: Mapping[DeviceId, int] = _NOTHING,
     could_free: Mapping[DeviceId, int] = _NOTHING,
     learned: Learned = NOTHING_LEARNED,
+    least_context: int = 0,
 ) -> "LaunchPlan | Shortfall | Unplaced":
     """As `plan_launch`, but what is missing for a model without a place is left to be asked for."""
-    ask = asked(served, rules=rules)
+    ask = asked(served, rules=rules, least_context=least_context)
     threads = n_threads(hardware, served.info, n_parallel=ask.n_parallel)
     search = _Search(
         served,

@@ -11,66 +11,42 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from planners.actions import Action, Allow, Refuse, Restart, Start, Stop, Yield
 from planners.durations import format_duration
 from planners.eviction import Candidate, victims
-from planners.hardware import HOST, DeviceId, DeviceKind, HardwareProfile
-from planners.model import ModelId, ServedModel
+from planners.groups import conflict
+from planners.hardware import HOST, DeviceId
+from planners.layout.budget import freed
+from planners.model import ServedModel
 from planners.placement import plan_launch
-from planners.plan import InstanceId, LaunchPlan, Shortfall
-from planners.settings import PlacementRules
+from planners.plan import LaunchPlan, Shortfall
+from planners.settings import ContextPolicy, PlacementRules
+from planners.taken import Taken, taken
+from planners.turns import (
+    evictable,
+    is_pinned,
+    is_turn_over,
+    may_wait_no_longer,
+    patience_s,
+    rivals,
+    yielding,
+)
 from planners.view import InstanceState, Observed, View
 
 _RELEASING = (InstanceState.DRAINING, InstanceState.STOPPING)
+_NOBODYS_BYTES = 1 << 62  # promised of a device that nobody after may take room on
+
+
+Departures = tuple[Stop | Yield, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """What our own instances have of the machine, by how the machine counts it."""
+class Waiting:
+    """A model that waits: for room on devices that is being made for it, or for what may come."""
 
-    promised: Counter[DeviceId]
-    """Spoken for though it still counts as free: all of a loading instance's; of the others what
-    free figures never show, which is file-backed weights (the kernel counts them as available)
-    and everything on devices that report no use."""
-    held: Counter[DeviceId]
-    """The rest, which the machine counts as used; it counts against the operator's limits."""
+    claims: frozenset[DeviceId] = frozenset()
+    """Where nobody after it may take what becomes free."""
 
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Launch a new instance."""
-
-    plan: LaunchPlan
-    launch_key: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """Launch an instance in BACKOFF again, by a fresh plan."""
-
-    instance_id: InstanceId
-    plan: LaunchPlan
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Drain an instance, stop its child, forget it."""
-
-    instance_id: InstanceId
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Tell everyone in a model's line that it cannot be served."""
-
-    model_id: ModelId
-    reason: str
-    retry_after_s: float | None
-
-
-Action = Start | Restart | Stop | Refuse
 
 NO_ENGINE = (
     "no llama-server runs on this machine; build one with scripts/build_backends.sh cpu "
@@ -92,14 +68,22 @@ def launch_key(served: ServedModel, rules: PlacementRules) -> str:
 def reconcile(view: View, *, now_s: float) -> tuple[Action, ...]:
     """The next actions; () once the world is as desired, or while work under way must end first."""
     stops = tuple(_stops(view, now_s=now_s))
-    stopping = {stop.instance_id for stop in stops}
     if view.engines is None:
         return stops
+    view = _after(view, stops)
+    regrown = tuple(_regrown(view, now_s=now_s))
+    view = _after(view, regrown)
+    return (*stops, *regrown, *_launches(view, now_s=now_s))
+
+
+def _after(view: View, actions: Iterable[Action]) -> View:
+    """The view with those that are told to stop as good as draining."""
+    leaving = {a.instance_id for a in actions if isinstance(a, Stop | Yield)}
     instances = tuple(
-        replace(seen, state=InstanceState.DRAINING) if seen.instance_id in stopping else seen
+        replace(seen, state=InstanceState.DRAINING) if seen.instance_id in leaving else seen
         for seen in view.instances
     )
-    return stops + tuple(_launches(replace(view, instances=instances), now_s=now_s))
+    return replace(view, instances=instances)
 
 
 def _stops(view: View, *, now_s: float) -> Iterator[Stop]:
@@ -148,36 +132,78 @@ def _broken_rule(view: View, plan: LaunchPlan) -> str | None:
     return None
 
 
+def _regrown(view: View, *, now_s: float) -> Iterator[Stop | Allow]:
+    """What becomes of instances whose callers wait for another context than the loaded one."""
+    for seen in view.instances:
+        demand = view.demand.get(seen.model_id)
+        if seen.state is not InstanceState.READY or demand is None or not demand.context:
+            continue
+        follows = view.settings.context_policy is ContextPolicy.CLIENT
+        if follows and seen.running and not is_turn_over(view, seen, now_s=now_s):
+            continue
+        yield _with_context(view, seen, demand.context, now_s=now_s)
+
+
+def _with_context(view: View, seen: Observed, context: int, *, now_s: float) -> Stop | Allow:
+    served, loaded = view.models[seen.model_id], seen.plan.context
+    others = replace(view, instances=tuple(i for i in view.instances if i is not seen))
+    alone = taken(view.hardware, (seen,))
+    room = replace(others, hardware=freed(view.hardware, alone.held))
+    plan = _planned(
+        room,
+        served,
+        ours=taken(view.hardware, others.instances),
+        could_free=_could_free(others, now_s=now_s),
+        context=context,
+    )
+    wanted = f"context {context} is asked for, {loaded} is loaded"
+    if isinstance(plan, Shortfall) and not _make_room(others, served, plan, now_s=now_s):
+        return Allow(seen.instance_id, context, f"{wanted}, more finds no room: {plan.reason}")
+    return Stop(seen.instance_id, wanted, finishes=True)
+
+
 def _launches(view: View, *, now_s: float) -> Iterator[Action]:
-    """Starts, restarts, refusals and the evictions they need, longest wait first."""
+    """Starts, restarts, refusals and the departures they need, longest wait first."""
     present = {seen.model_id: seen for seen in view.instances}
     leaving = any(seen.state in _RELEASING for seen in view.instances)
     alive = sum(not seen.state.is_down for seen in view.instances)
     ours = taken(view.hardware, view.instances)
-    for served in _wanted(view):
+    first: list[ServedModel] = []  # they start now, or room is being made for them
+    for served in _wanted(view, now_s=now_s):
         seen = present.get(served.model_id)
         if seen is not None and not _is_due(seen, now_s=now_s):
             if seen.state is InstanceState.FAILED and seen.waiting:
-                yield _refusal(seen)
+                yield _refusal(seen, now_s=now_s)
             continue
-        match _launch(view, served, seen, ours=ours, alive=alive, leaving=leaving):
+        if any(conflict(served, other, view.settings.groups) for other in first):
+            continue
+        match _launch(view, served, seen, ours=ours, alive=alive, leaving=leaving, now_s=now_s):
             case (Start(plan) | Restart(_, plan)) as action:
                 yield action
                 alive += 1
+                first.append(served)
                 ours.promised.update({p.device_id: p.upper_bytes for p in plan.predicted})
             case Refuse() as refusal:
                 yield refusal
-            case tuple() as evictions:
-                yield from evictions
-                leaving = leaving or bool(evictions)
+            case Waiting(claims):
+                if leaving or claims:
+                    first.append(served)
+                ours.promised.update(dict.fromkeys(claims, _NOBODYS_BYTES))
+            case (departures, Waiting(claims)):
+                yield from departures
+                view = _after(view, departures)
+                leaving = True
+                first.append(served)
+                ours.promised.update(dict.fromkeys(claims, _NOBODYS_BYTES))
 
 
-def _wanted(view: View) -> list[ServedModel]:
-    """Models that somebody waits for, then pinned ones; the longest wait first."""
+def _wanted(view: View, *, now_s: float) -> list[ServedModel]:
+    """Models that somebody waits for, the longest wait for a turn first, then pinned ones."""
 
     def rank(served: ServedModel) -> tuple[float, str]:
-        demand = view.demand.get(served.model_id)
-        return (-demand.oldest_wait_s if demand else 1.0, served.model_id)
+        waits = served.model_id in view.demand
+        waited_s = patience_s(view, served.model_id, now_s=now_s) if waits else -1.0
+        return (-waited_s, served.model_id)
 
     wanted = (m for m in view.models.values() if m.settings.pin or m.model_id in view.demand)
     in_backoff = {i.model_id for i in view.instances if i.state is InstanceState.BACKOFF}
@@ -193,9 +219,10 @@ def _is_due(seen: Observed, *, now_s: float) -> bool:
     return False
 
 
-def _refusal(seen: Observed) -> Refuse:
+def _refusal(seen: Observed, *, now_s: float) -> Refuse:
     reason = seen.cause.summary if seen.cause else "it failed to start"
-    return Refuse(seen.model_id, reason, retry_after_s=None)
+    retry_after_s = None if seen.retry_at_s is None else max(0.0, seen.retry_at_s - now_s)
+    return Refuse(seen.model_id, reason, retry_after_s=retry_after_s)
 
 
 def _launch(
@@ -206,29 +233,73 @@ def _launch(
     ours: Taken,
     alive: int,
     leaving: bool,
-) -> Start | Restart | Refuse | tuple[Stop, ...]:
+    now_s: float,
+) -> Start | Restart | Refuse | Waiting | tuple[Departures, Waiting]:
     if not view.engines:
         return Refuse(served.model_id, NO_ENGINE, retry_after_s=None)
+    if others := rivals(view, served):
+        return _make_rivals_leave(view, served, others, now_s=now_s)
     if view.settings.max_loaded is not None and alive >= view.settings.max_loaded:
-        return () if leaving else _make_room_by_count(view, served)
-    plan = _planned(view, served, ours=ours, could_free=_could_free(view))
+        return Waiting() if leaving else _make_room_by_count(view, served, now_s=now_s)
+    context = _context(view, served)
+    could_free = _could_free(view, now_s=now_s) + Counter(view.settling)
+    plan = _planned(view, served, ours=ours, could_free=could_free, context=context)
     if isinstance(plan, Shortfall):
-        if leaving:
-            return ()
-        if stops := _make_room(view, served, plan):
-            return stops
-        plan = _planned(view, served, ours=ours, could_free={})  # beside all that stays, then
+        claim = Waiting(frozenset(plan.missing_bytes))
+        if leaving or _comes_back(view, plan.missing_bytes):
+            return claim
+        if stops := _make_room(view, served, plan, now_s=now_s):
+            return stops, claim
+        if _make_room(view, served, plan, now_s=now_s, lingering=True):
+            return claim
+        plan, context = _beside_all(view, served, ours=ours, context=context)
     if isinstance(plan, Shortfall):
-        return _wait_or_refuse(view, served, plan)
+        return _wait_or_refuse(view, served, plan, now_s=now_s)
+    if _comes_back(view, [device for device, _, _ in plan.devices] or [HOST]):
+        return Waiting()
     if seen is not None:
-        return Restart(seen.instance_id, plan, "its child ended unasked")
+        return Restart(seen.instance_id, plan, "its child ended unasked", context)
     reason = "pinned" if served.model_id not in view.demand else "asked for"
-    return Start(plan, launch_key(served, view.rules), reason)
+    return Start(plan, launch_key(served, view.rules), reason, context)
+
+
+def _comes_back(view: View, devices: Iterable[DeviceId]) -> bool:
+    """Whether memory of any of them still comes back from what was stopped."""
+    return any(device in view.settling for device in devices)
+
+
+def _beside_all(
+    view: View, served: ServedModel, *, ours: Taken, context: int
+) -> tuple[LaunchPlan | Shortfall, int]:
+    """Beside all that stays, with less context than was asked for rather than not at all.
+
+    A Shortfall is of the least that is acceptable.
+    """
+    plan = _planned(view, served, ours=ours, could_free={}, context=context)
+    if isinstance(plan, Shortfall) and context:
+        plan = _planned(view, served, ours=ours, could_free={}, context=0)
+    return plan, context
+
+
+def _context(view: View, served: ServedModel) -> int:
+    """Tokens that callers of the model want, now or once before; 0 where they leave it to us."""
+    demand = view.demand.get(served.model_id)
+    now = demand.context if demand else 0
+    if view.settings.context_policy is ContextPolicy.CLIENT:
+        return now
+    return max(now, view.contexts.get(served.model_id, 0))
 
 
 def _planned(
-    view: View, served: ServedModel, *, ours: Taken, could_free: Mapping[DeviceId, int]
+    view: View,
+    served: ServedModel,
+    *,
+    ours: Taken,
+    could_free: Mapping[DeviceId, int],
+    context: int,
 ) -> LaunchPlan | Shortfall:
+    if context and view.settings.context_policy is ContextPolicy.CLIENT:
+        served = replace(served, settings=replace(served.settings, context=context))
     return plan_launch(
         served,
         hardware=view.hardware,
@@ -238,50 +309,90 @@ def _planned(
         held=ours.held,
         could_free=could_free,
         learned=view.learned,
+        least_context=context,
     )
 
 
-def _evictable(view: View) -> list[Observed]:
-    """Idle, unpinned, unasked-for instances, the longest idle first."""
-    return sorted(
-        (
-            seen
-            for seen in view.instances
-            if seen.state is InstanceState.READY
-            and seen.idle_since_s is not None
-            and not seen.waiting
-            and not view.models[seen.model_id].settings.pin
-        ),
-        key=lambda seen: seen.idle_since_s or 0.0,
-    )
-
-
-def _could_free(view: View) -> Counter[DeviceId]:
+def _could_free(view: View, *, now_s: float) -> Counter[DeviceId]:
     freed: Counter[DeviceId] = Counter()
-    for seen in _evictable(view):
+    for seen in evictable(view, now_s=now_s, lingering=True):
         freed.update(_candidate(seen).frees)
     return freed
 
 
-def _make_room_by_count(view: View, served: ServedModel) -> tuple[Stop, ...]:
-    idle = _evictable(view)[:1]
+def _make_rivals_leave(
+    view: View, served: ServedModel, others: list[tuple[Observed, str]], *, now_s: float
+) -> Refuse | Waiting | tuple[Departures, Waiting]:
+    """The departure of all that may not run beside `served`, once all of them may be told to go."""
+    idle = evictable(view, now_s=now_s)
+    busy = yielding(view, served, now_s=now_s)
+    departures: list[Stop | Yield] = []
+    for seen, why in others:
+        reason = f"to load {served.model_id}: {why}"
+        if seen in idle:
+            departures.append(Stop(seen.instance_id, reason))
+        elif seen in busy:
+            departures.append(Yield(seen.instance_id, reason))
+        elif view.models[seen.model_id].settings.pin and served.model_id in view.demand:
+            pinned = f"{why}, and {seen.model_id} is pinned"
+            return Refuse(served.model_id, pinned, retry_after_s=None)
+        elif seen.state not in _RELEASING:
+            return Waiting()
+    return (tuple(departures), Waiting()) if departures else Waiting()
+
+
+def _make_room_by_count(
+    view: View, served: ServedModel, *, now_s: float
+) -> Waiting | tuple[Departures, Waiting]:
     reason = f"to load {served.model_id}: {view.settings.max_loaded} models at once is the limit"
-    return tuple(Stop(seen.instance_id, reason) for seen in idle)
+    for seen in evictable(view, now_s=now_s)[:1]:
+        return (Stop(seen.instance_id, reason),), Waiting()
+    if not evictable(view, now_s=now_s, lingering=True):
+        busy = yielding(view, served, now_s=now_s)
+        for seen in sorted(busy, key=lambda seen: seen.ready_since_s or 0.0)[:1]:
+            return (Yield(seen.instance_id, reason),), Waiting()
+    return Waiting()
 
 
-def _make_room(view: View, served: ServedModel, shortfall: Shortfall) -> tuple[Stop, ...]:
+def _make_room(
+    view: View, served: ServedModel, shortfall: Shortfall, *, now_s: float, lingering: bool = False
+) -> Departures:
     """The evictions that close a shortfall; () where none would."""
-    chosen = victims([_candidate(seen) for seen in _evictable(view)], shortfall)
+    idle = evictable(view, now_s=now_s, lingering=lingering)
+    chosen = victims([_candidate(seen) for seen in idle], shortfall)
     reason = f"to make room for {served.model_id}: {shortfall.reason}"
     return tuple(Stop(instance_id, reason) for instance_id in chosen)
 
 
-def _wait_or_refuse(view: View, served: ServedModel, shortfall: Shortfall) -> Refuse | tuple[()]:
-    idle = _evictable(view)
+def _make_turn(
+    view: View, served: ServedModel, shortfall: Shortfall, *, now_s: float
+) -> Departures:
+    """Likewise with those whose turn is over, though they are in use."""
+    idle = evictable(view, now_s=now_s)
+    busy = {seen.instance_id for seen in yielding(view, served, now_s=now_s)}
+    candidates = [seen for seen in view.instances if seen in idle or seen.instance_id in busy]
+    chosen = victims([_candidate(seen) for seen in candidates], shortfall)
+    waited = format_duration(patience_s(view, served.model_id, now_s=now_s))
+    reason = f"its turn is over: {served.model_id} was waited for {waited}, {shortfall.reason}"
+    return tuple(Yield(i, reason) if i in busy else Stop(i, reason) for i in chosen)
+
+
+def _wait_or_refuse(
+    view: View, served: ServedModel, shortfall: Shortfall, *, now_s: float
+) -> Refuse | Waiting | tuple[Departures, Waiting]:
+    claim = Waiting(frozenset(shortfall.missing_bytes))
+    if departures := _make_turn(view, served, shortfall, now_s=now_s):
+        return departures, claim
+    idle = evictable(view, now_s=now_s)
     if any(not seen.state.is_down and seen not in idle for seen in view.instances):
-        return ()  # a busy or loading one may still give its memory back; the wait is bounded
+        # A busy or loading one may still give its memory back; the wait is bounded. What becomes
+        # free of itself meanwhile goes to who has waited for a turn, where that can be enough.
+        others = [i for i in view.instances if not (i.state.is_down or is_pinned(view, i))]
+        can_fit = victims([_candidate(seen) for seen in others], shortfall)
+        is_first = can_fit and may_wait_no_longer(view, served, now_s=now_s)
+        return claim if is_first else Waiting()
     if served.model_id not in view.demand:
-        return ()  # pinned and too big for now: nobody to tell, the next pass looks again
+        return Waiting()  # pinned and too big for now: nobody to tell, the next pass looks again
     return Refuse(served.model_id, str(shortfall), retry_after_s=None)
 
 
@@ -292,20 +403,3 @@ def _candidate(seen: Observed) -> Candidate:
         reload_s=seen.load_s or 0.0,
         last_used_s=seen.last_used_s,
     )
-
-
-def taken(hardware: HardwareProfile, instances: Iterable[Observed]) -> Taken:
-    """Bytes of all living instances, each byte in one of the two counts."""
-    silent = (DeviceKind.SOFTWARE, DeviceKind.REMOTE)
-    blind = {device.device_id for device in hardware.devices if device.kind in silent}
-    ours = Taken(Counter(), Counter())
-    for seen in instances:
-        if seen.state.is_down:
-            continue
-        for part in seen.plan.predicted:
-            unseen_bytes = part.weights_bytes if part.device_id == HOST else 0
-            if seen.state is InstanceState.LOADING or part.device_id in blind:
-                unseen_bytes = part.upper_bytes
-            ours.promised[part.device_id] += unseen_bytes
-            ours.held[part.device_id] += max(0, part.total_bytes - unseen_bytes)
-    return ours

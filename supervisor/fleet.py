@@ -4,7 +4,7 @@ Level-triggered, one writer: an event says "look", never "do"; only Fleet.run ch
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from math import inf
@@ -12,6 +12,7 @@ from time import monotonic
 
 import structlog
 
+from planners.actions import Action, Allow, Refuse, Restart, Start, Stop, Yield
 from planners.backends import Engine
 from planners.hardware import HardwareProfile
 from planners.learning import Exchange, learned_from
@@ -19,8 +20,11 @@ from planners.model import BrokenFile, ModelId, ServedModel
 from planners.other_machine import engines_there
 from planners.outlook import Outlook, Surroundings, outlook
 from planners.plan import InstanceId, LaunchPlan
-from planners.reconcile import Action, Refuse, Restart, Start, Stop, reconcile, taken
+from planners.reconcile import reconcile
+from planners.settings import ContextPolicy
 from planners.speed import NOTHING_LEARNED
+from planners.taken import taken
+from planners.twins import Shared, shared
 from planners.view import Observed, View
 from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired, Ground
@@ -30,10 +34,13 @@ from supervisor.journal import Journal
 from supervisor.lease import Lease, LeaseBook, ModelUnavailable, Usage, WaitTimedOut
 from supervisor.preflight import PreflightCache, Preflights
 from supervisor.probe import HardwareProbe, HostUnread
+from supervisor.settling import SAMPLE_S, MemoryWatch
 from supervisor.watch import DeviceWatch
+from supervisor.wishes import Wishes
 
 TICK_S = 1.0  # cadence of a look when nothing happens; what a lost event costs at most
 FRESH_S = 1.0  # a launch is planned on a profile no older than this
+LONGEST_REPLY_S = 24 * 3600.0  # a drain that cuts nothing ends too
 PROFILE_S = 15.0  # cadence of a new profile when nothing is launched
 
 log = structlog.get_logger(__name__)
@@ -58,7 +65,11 @@ class Fleet:
         self._watch = DeviceWatch(probe, journal)
         self._book = LeaseBook(max_waiting=desired.settings.max_waiting)
         self._instances: dict[InstanceId, Instance] = {}
-        self._keep_alive_s: dict[ModelId, float] = {}
+        self._wishes = Wishes()
+        self._memory = MemoryWatch()
+        self._yielded_s: dict[ModelId, float] = {}
+        self._listing: Mapping[ModelId, ServedModel] = {}
+        self._shared = shared({})
         self._profile: HardwareProfile | None = None
         self._profiled_s = -inf
         self._launched = 0
@@ -131,17 +142,26 @@ class Fleet:
 
     def _seen(self, instance: Instance) -> Observed:
         seen = instance.observe()
-        served = self._catalogue.models.get(seen.model_id)
+        served = self._processes().models.get(seen.model_id)
         if seen.expires_at is not None and served is not None and served.settings.pin:
             return replace(seen, expires_at=inf)
         return seen
 
     @asynccontextmanager
     async def lease(
-        self, model_id: ModelId, *, caller: str, keep_alive_s: float | None = None
+        self,
+        model_id: ModelId,
+        *,
+        caller: str,
+        keep_alive_s: float | None = None,
+        context: int | None = None,
     ) -> AsyncIterator[Lease]:
-        """A slot of a ready child for as long as the block lasts. Raises LeaseError."""
-        lease = await self._granted(model_id, caller=caller, keep_alive_s=keep_alive_s)
+        """A slot of a ready child for as long as the block lasts. Raises LeaseError.
+
+        `context`: tokens that the caller wants; what comes of it is models.context_policy's.
+        """
+        host = self._processes().host(model_id)
+        lease = await self._granted(host, caller=caller, keep_alive_s=keep_alive_s, context=context)
         try:
             yield lease
         finally:
@@ -160,24 +180,30 @@ class Fleet:
             instance.served(usage)
             self._learn(instance.observe(), usage)
 
-    async def load(self, model_id: ModelId, *, keep_alive_s: float | None = None) -> float:
+    async def load(
+        self, model_id: ModelId, *, keep_alive_s: float | None = None, context: int | None = None
+    ) -> float:
         """Seconds until the model was ready, 0.0 where it was. Raises LeaseError."""
-        async with self.lease(model_id, caller="", keep_alive_s=keep_alive_s) as lease:
+        async with self.lease(
+            model_id, caller="", keep_alive_s=keep_alive_s, context=context
+        ) as lease:
             return lease.load_s
 
     def unload(self, model_id: ModelId) -> bool:
         """Drain and stop the model's instances; False where none ran."""
-        ours = [i for i in self._instances.values() if i.model_id == model_id]
+        host = self._processes().host(model_id)
+        ours = [i for i in self._instances.values() if i.model_id == host]
         for instance in ours:
             instance.stop("unload was asked for", drain_s=self._desired.settings.finish_s)
         return bool(ours)
 
     def retry(self, model_id: ModelId) -> bool:
         """Forget a failed instance: the next request launches anew. False where none failed."""
+        host = self._processes().host(model_id)
         failed = [
             instance
             for instance in self._instances.values()
-            if instance.model_id == model_id and instance.observe().state.is_down
+            if instance.model_id == host and instance.observe().state.is_down
         ]
         for instance in failed:
             instance.stop("retry was asked for", drain_s=0.0)
@@ -211,8 +237,9 @@ class Fleet:
 
     def log_lines(self, model_id: ModelId, n: int) -> tuple[str, ...]:
         """Up to `n` newest lines of the log of the model's child."""
+        host = self._processes().host(model_id)
         for instance in self._instances.values():
-            if instance.model_id == model_id:
+            if instance.model_id == host:
                 return instance.log_lines(n)
         return ()
 
@@ -232,13 +259,20 @@ class Fleet:
         return self._profile
 
     async def _granted(
-        self, model_id: ModelId, *, caller: str, keep_alive_s: float | None
+        self, model_id: ModelId, *, caller: str, keep_alive_s: float | None, context: int | None
     ) -> Lease:
-        waiter = self._book.ask(model_id, caller=caller, now_s=monotonic())
+        settings = self._desired.settings
+        waiter = self._book.ask(
+            model_id,
+            caller=caller,
+            now_s=monotonic(),
+            context=self._wanted_context(model_id, context),
+            is_exact=settings.context_policy is ContextPolicy.CLIENT,
+        )
         if keep_alive_s is not None:
             self._remember_keep_alive(model_id, keep_alive_s)
         self.look()
-        wait_s = self._desired.settings.wait_s
+        wait_s = settings.wait_s
         granted = False
         try:
             async with asyncio.timeout(wait_s):
@@ -251,8 +285,15 @@ class Fleet:
                 self._book.leave(waiter, now_s=monotonic())
         return lease
 
+    def _wanted_context(self, model_id: ModelId, asked: int | None) -> int:
+        served = self._processes().models.get(model_id)
+        if served is None:  # it went while its caller was read
+            return 0
+        policy, rules = self._desired.settings.context_policy, self._desired.rules
+        return self._wishes.context(served, asked, policy=policy, rules=rules)
+
     def _remember_keep_alive(self, model_id: ModelId, keep_alive_s: float) -> None:
-        self._keep_alive_s[model_id] = keep_alive_s
+        self._wishes.keep_alive(model_id, keep_alive_s)
         for instance in self._instances.values():
             if instance.model_id == model_id:
                 instance.keep_alive_s = keep_alive_s
@@ -280,13 +321,14 @@ class Fleet:
             for action in await self._decide():
                 self._begin(action, tasks)
             with suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
+                async with asyncio.timeout(self._until_next_look_s()):
                     await self._woken.wait()
             self._woken.clear()
 
     async def _decide(self) -> tuple[Action, ...]:
         """What to do now; launches and refusals are decided on a fresh profile."""
-        profile = await self._read_profile(max_age_s=PROFILE_S)
+        is_settling = self._memory.settling(now_s=monotonic())
+        profile = await self._read_profile(max_age_s=SAMPLE_S / 2 if is_settling else PROFILE_S)
         if profile is None or not reconcile(self._view(profile), now_s=monotonic()):
             return ()
         profile = await self._read_profile(max_age_s=FRESH_S) or profile
@@ -299,6 +341,7 @@ class Fleet:
             self._probe.leave_alone(self._rpc_servers_in_use())
             try:
                 self._profile = await self._watch.profile()
+                self._memory.sampled(self._profile, now_s=monotonic())
             except SupervisorError as exc:
                 log.error("probe.failed", reason=str(exc))  # noqa: TRY400  # the sentence says it
             self._profiled_s = monotonic()
@@ -309,27 +352,50 @@ class Fleet:
         return {server for seen in alive for server in seen.plan.rpc_servers}
 
     def _view(self, profile: HardwareProfile) -> View:
+        now_s, settings = monotonic(), self._desired.settings
+        ratchets = settings.context_policy is ContextPolicy.RATCHET
         return View(
-            models=self._catalogue.models,
+            models=self._processes().models,
             instances=self.running(),
-            demand=self._book.demand(now_s=monotonic()),
+            demand=self._book.demand(now_s=now_s),
             hardware=self._preflights.reserved(profile, is_waiting=self._book.waiting),
             engines=self._desired.engines,
             rules=self._desired.rules,
-            settings=self._desired.settings,
+            settings=settings,
             learned=self._learned,
+            contexts=dict(self._wishes.contexts) if ratchets else {},
+            yielded_s=dict(self._yielded_s),
+            settling=self._memory.settling(now_s=now_s),
         )
+
+    def _processes(self) -> Shared:
+        """The models on offer, those that share a process as one."""
+        if self._catalogue.models is not self._listing:
+            self._listing = self._catalogue.models
+            self._shared = shared(self._listing)
+        return self._shared
+
+    def _until_next_look_s(self) -> float:
+        return SAMPLE_S if self._memory.settling(now_s=monotonic()) else TICK_S
 
     def _begin(self, action: Action, tasks: asyncio.TaskGroup) -> None:
         match action:
-            case Start(plan, launch_key, reason):
+            case Start(plan):
                 if (settled := self._settled(plan, tasks)) is not None:
-                    self._start(settled, launch_key, reason, tasks)
-            case Restart(instance_id, plan, _):
-                self._instances[instance_id].resume(plan, self._engine(plan))
-            case Stop(instance_id, reason):
-                drain_s = self._desired.settings.finish_s
+                    self._start(replace(action, plan=settled), tasks)
+            case Restart(instance_id, plan, _, context):
+                instance = self._instances[instance_id]
+                instance.serves_context = context
+                instance.resume(plan, self._engine(plan))
+            case Stop(instance_id, reason, finishes):
+                drain_s = LONGEST_REPLY_S if finishes else self._desired.settings.finish_s
                 self._instances[instance_id].stop(reason, drain_s=drain_s)
+            case Yield(instance_id, reason):
+                instance = self._instances[instance_id]
+                self._yielded_s[instance.model_id] = monotonic()
+                instance.stop(reason, drain_s=LONGEST_REPLY_S)
+            case Allow(instance_id, context, reason):
+                self._allow(self._instances[instance_id], context, reason)
             case Refuse(model_id, reason, retry_after_s):
                 self._refuse(model_id, reason, retry_after_s)
 
@@ -348,31 +414,46 @@ class Fleet:
             self._preflights.forget(plan.model_id)
         return settled
 
-    def _start(
-        self, plan: LaunchPlan, launch_key: str, reason: str, tasks: asyncio.TaskGroup
-    ) -> None:
+    def _start(self, start: Start, tasks: asyncio.TaskGroup) -> None:
         self._launched += 1
+        plan = start.plan
+        self._yielded_s.pop(plan.model_id, None)
         instance_id = InstanceId(f"i{self._launched}")
-        served = self._catalogue.models[plan.model_id]
+        served = self._processes().models[plan.model_id]
         instance = Instance(
             instance_id,
             plan=plan,
             engine=self._engine(plan),
-            launch_key=launch_key,
-            keep_alive_s=self._keep_alive_s.get(plan.model_id, served.settings.keep_alive_s),
+            launch_key=start.launch_key,
+            keep_alive_s=self._wishes.keep_alive_s(served),
             shop=self._shop,
         )
+        instance.serves_context = start.context
         self._instances[instance_id] = instance
         self._journal.record(
             "instance.planned",
             model_id=plan.model_id,
             instance_id=instance_id,
-            reason="; ".join((reason, *plan.reasons)),
+            reason="; ".join((start.reason, *plan.reasons)),
             backend=plan.backend,
             n_gpu_layers=plan.n_gpu_layers,
             n_ctx=plan.n_ctx,
         )
         tasks.create_task(self._tend(instance), name=f"instance {instance_id}")
+
+    def _allow(self, instance: Instance, context: int, reason: str) -> None:
+        """Serve with what is loaded who asked for more, and say so."""
+        instance.serves_context = context
+        self._book.allow(instance.instance_id, context, now_s=monotonic())
+        facts = {"model_id": instance.model_id, "instance_id": instance.instance_id}
+        log.info("context.capped", reason=reason, n_ctx=context, **facts)
+        self._journal.record(
+            "context.capped",
+            model_id=instance.model_id,
+            instance_id=instance.instance_id,
+            reason=reason,
+            n_ctx=context,
+        )
 
     def _engine(self, plan: LaunchPlan) -> Engine:
         return next(e for e in self._desired.engines or () if e.engine_id == plan.engine_id)
@@ -390,6 +471,8 @@ class Fleet:
             await instance.run()
         finally:
             del self._instances[instance.instance_id]
+            if self._profile is not None:
+                self._memory.ended(instance.observe(), self._profile, now_s=monotonic())
             self._forget_keep_alive(instance.model_id)
             self.look()
 
@@ -397,4 +480,4 @@ class Fleet:
         """What callers wished for ends with the instance, unless somebody already waits anew."""
         present = any(i.model_id == model_id for i in self._instances.values())
         if not present and not self._book.waiting(model_id):
-            self._keep_alive_s.pop(model_id, None)
+            self._wishes.forget_keep_alive(model_id)

@@ -88,6 +88,8 @@ class Instance:
         self.instance_id = instance_id
         self.model_id: ModelId = plan.model_id
         self.keep_alive_s = keep_alive_s
+        self.serves_context = 0
+        """Tokens that callers may ask for though the plan has fewer; 0 where it has them."""
         self._plan, self._engine, self._launch_key = plan, engine, launch_key
         self._shop = shop
         self._state = InstanceState.LOADING
@@ -96,6 +98,7 @@ class Instance:
         self._deaths: list[float] = []
         self._last_used_s = monotonic()
         self._loaded_at: float | None = None
+        self._ready_since_s: float | None = None
         self._load_s: float | None = None
         self._decode_rate: float | None = None
         self._prompt_rate: float | None = None
@@ -176,6 +179,7 @@ class Instance:
             restarts=max(0, self._launches - 1),
             cause=self._cause,
             retry_at_s=self._retry_at_s,
+            ready_since_s=self._ready_since_s if is_ready else None,
         )
 
     def _expires_at(self, idle_since_s: float | None) -> float | None:
@@ -221,9 +225,10 @@ class Instance:
         cause = await self._load(launch, child)
         if cause is not None or self._stop_asked.is_set():
             return cause
-        self._load_s, self._loaded_at = monotonic() - started_s, time()
+        ready_s = self._ready_since_s = monotonic()
+        self._load_s, self._loaded_at = ready_s - started_s, time()
         self._enter(InstanceState.READY, load_s=round(self._load_s, 3))
-        self._shop.book.open(self._opening(launch), now_s=monotonic())
+        self._shop.book.open(self._opening(launch), now_s=ready_s)
         await _first(child.wait(), self._stop_asked.wait())
         if child.returncode is not None:
             return await _cause(child)
@@ -288,6 +293,7 @@ class Instance:
             n_slots=plan.n_parallel,
             context=plan.context,
             embedding=plan.embedding,
+            serves=self.serves_context,
         )
 
     def _let_go(self, launch: Launch) -> None:

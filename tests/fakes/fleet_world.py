@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Protocol, TypedDict, Unpack
 
 from planners.backends import Engine
+from planners.groups import Group
 from planners.model import ModelId
-from planners.settings import FleetSettings, MemoryRule
+from planners.settings import ContextPolicy, FleetSettings, MemoryRule
 from planners.sizes import GIB
 from planners.view import InstanceState, Observed
 from supervisor.catalogue import Catalogue
@@ -39,6 +40,9 @@ class OtherSettings(TypedDict, total=False):
     wait_s: float
     stop_s: float
     restart_limit: int
+    turn_s: float
+    context_policy: ContextPolicy
+    groups: tuple[Group, ...]
 
 
 @dataclass
@@ -87,10 +91,16 @@ class World:
         await self.until(lambda: self.state(model_id) is state)
 
     async def served_by(
-        self, model_id: ModelId = TINY, *, keep_alive_s: float | None = None
+        self,
+        model_id: ModelId = TINY,
+        *,
+        keep_alive_s: float | None = None,
+        context: int | None = None,
     ) -> int:
         """Take a lease, give it back; the pid that served it."""
-        async with self.fleet.lease(model_id, caller="test", keep_alive_s=keep_alive_s):
+        async with self.fleet.lease(
+            model_id, caller="test", keep_alive_s=keep_alive_s, context=context
+        ):
             return self.pid(model_id)
 
     async def kinds(self) -> list[str]:

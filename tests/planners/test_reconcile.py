@@ -8,117 +8,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planners.backends import Engine
+from planners.actions import Action, Refuse, Restart, Start, Stop
 from planners.exits import Cause, ExitKind
-from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile
-from planners.model import ModelId, ModelSettings, ServedModel
+from planners.hardware import HOST, Device, DeviceId, DeviceKind
+from planners.model import ModelSettings, ServedModel
 from planners.placement import plan_launch
 from planners.plan import InstanceId, LaunchPlan
-from planners.reconcile import (
-    Action,
-    Refuse,
-    Restart,
-    Start,
-    Stop,
-    launch_key,
-    reconcile,
-    taken,
+from planners.reconcile import launch_key, reconcile
+from planners.sizes import GIB
+from planners.taken import taken
+from planners.view import InstanceState, Observed, View
+from tests.fakes.fleet_views import (
+    ENGINE,
+    NOW_S,
+    RULES,
+    busy,
+    hardware,
+    model,
+    planned,
+    seen,
+    view,
 )
-from planners.settings import FleetSettings
-from planners.sizes import GIB, MIB
-from planners.view import Demand, InstanceState, Observed, View
-from tests.fakes import machines
-from tests.fakes.machines import FLEET, PLAIN, engine, machine, model_info, served
+from tests.fakes.machines import FLEET
 
-NOW_S = 1000.0
 CARD = DeviceId("pci:0000:01:00.0")
-
-RULES = replace(machines.RULES, context=2048, parallel=1)
-ENGINE = engine("cpu")
-
-
-def hardware(
-    *, available_bytes: int = 16 * GIB, devices: tuple[Device, ...] = ()
-) -> HardwareProfile:
-    empty = machine(*devices, host_gib=16)
-    return replace(empty, host=replace(empty.host, available_bytes=available_bytes))
-
-
-def model(name: str, *, weights_bytes: int = GIB, pin: bool = False) -> ServedModel:
-    info = model_info(n_layer=4, layer_bytes=weights_bytes // 4)
-    info = replace(info, input_bytes=MIB, output_bytes=MIB, n_embd=512, n_vocab=32000)
-    return replace(
-        served(info),
-        model_id=ModelId(name),
-        path=f"/models/{name}.gguf",
-        settings=replace(PLAIN, pin=pin),
-    )
-
-
 A, B = model("a"), model("b")
-WAITING = Demand(waiting=1, oldest_wait_s=1.0)
-
-
-def planned(served: ServedModel, machine: HardwareProfile | None = None) -> LaunchPlan:
-    plan = plan_launch(
-        served, hardware=machine or hardware(), engines=(ENGINE,), rules=RULES, promised={}
-    )
-    assert isinstance(plan, LaunchPlan)
-    return plan
-
-
-def seen(
-    served: ServedModel, state: InstanceState = InstanceState.READY, **facts: object
-) -> Observed:
-    is_idle = state is InstanceState.READY
-    observed = Observed(
-        instance_id=InstanceId(f"i-{served.model_id}"),
-        model_id=served.model_id,
-        state=state,
-        plan=planned(served),
-        launch_key=launch_key(served, RULES),
-        pid=None,
-        running=0 if is_idle else 1,
-        waiting=0,
-        keep_alive_s=300.0,
-        last_used_s=NOW_S - 10,
-        idle_since_s=NOW_S - 10 if is_idle else None,
-        expires_at=None,
-        loaded_at=None,
-        load_s=1.0,
-        load_progress=None,
-        measured=(),
-        decode_tokens_per_s=None,
-        prompt_tokens_per_s=None,
-        restarts=0,
-        cause=None,
-        retry_at_s=None,
-    )
-    return replace(observed, **facts)  # type: ignore[arg-type]  # the tests' own field names
-
-
-def busy(served: ServedModel) -> Observed:
-    return seen(served, running=1, idle_since_s=None)
-
-
-def view(
-    *models: ServedModel,
-    instances: tuple[Observed, ...] = (),
-    waiting: tuple[ServedModel, ...] = (),
-    machine: HardwareProfile | None = None,
-    engines: tuple[Engine, ...] | None = (ENGINE,),
-    settings: FleetSettings = FLEET,
-) -> View:
-    waiters = {served.model_id for served in waiting}
-    return View(
-        models={served.model_id: served for served in models},
-        instances=tuple(replace(i, waiting=1) if i.model_id in waiters else i for i in instances),
-        demand=dict.fromkeys(waiters, WAITING),
-        hardware=machine or hardware(),
-        engines=engines,
-        rules=RULES,
-        settings=settings,
-    )
 
 
 def actions(world: View) -> tuple[Action, ...]:

@@ -1,0 +1,60 @@
+"""Free memory after a stop, sample by sample."""
+
+import pytest
+
+from planners.hardware import HOST, DeviceId
+from planners.settling import SETTLE_S, Ended, Sample, settling
+from planners.sizes import GIB, MIB
+
+GPU = DeviceId("gpu0")
+ENDED = Ended(at_s=100.0, held={GPU: 8 * GIB}, free={GPU: 2 * GIB})
+
+
+def after(*free_gib: float, every_s: float = 0.1) -> tuple[Sample, ...]:
+    return tuple(
+        Sample(100.0 + (n + 1) * every_s, {GPU: int(gib * GIB)}) for n, gib in enumerate(free_gib)
+    )
+
+
+@pytest.mark.parametrize(
+    ("samples", "missing_gib"),
+    [
+        pytest.param((), 8, id="nothing read yet"),
+        pytest.param(after(10), 0, id="one reading tells no movement"),
+        pytest.param(after(4, 6), 4, id="still rising"),
+        pytest.param(after(2, 2), 8, id="the driver has not begun"),
+    ],
+)
+def test_memory_is_awaited_while(samples: tuple[Sample, ...], missing_gib: int) -> None:
+    assert settling((ENDED,), samples, now_s=100.5) == {GPU: missing_gib * GIB}
+
+
+@pytest.mark.parametrize(
+    ("samples", "now_s"),
+    [
+        pytest.param(after(10, 10), 100.3, id="all of it is back"),
+        pytest.param(after(8, 8), 100.3, id="it has stopped, somebody else took the rest"),
+        pytest.param(after(2, 2), 101.1, id="none of it comes back"),
+        pytest.param(after(4, 6), 100.0 + SETTLE_S, id="it rises for ever"),
+    ],
+)
+def test_memory_is_awaited_no_longer_when(samples: tuple[Sample, ...], now_s: float) -> None:
+    assert settling((ENDED,), samples, now_s=now_s) == {}
+
+
+def test_samples_from_before_the_last_stop_say_nothing_of_it() -> None:
+    second = Ended(at_s=100.25, held={GPU: GIB}, free={GPU: 10 * GIB})
+
+    assert settling((ENDED, second), after(10, 10), now_s=100.3) == {GPU: GIB}
+
+
+def test_what_held_next_to_nothing_is_not_waited_for() -> None:
+    small = Ended(at_s=100.0, held={GPU: MIB, HOST: MIB}, free={GPU: 0, HOST: 0})
+
+    assert settling((small,), (), now_s=100.0) == {}
+
+
+def test_a_device_that_tells_nothing_is_not_waited_for() -> None:
+    silent = Ended(at_s=100.0, held={GPU: GIB}, free={})
+
+    assert settling((silent,), (), now_s=100.0) == {}
