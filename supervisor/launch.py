@@ -14,6 +14,7 @@ from planners.backends import Engine
 from planners.buffers import BufferLine, measured, parse_buffer_line
 from planners.plan import DeviceBytes, LaunchPlan
 from supervisor.child import Child, SpawnFailed, running
+from supervisor.disk_reads import bytes_read
 from supervisor.llama import EXIT_LINE, client_of, is_healthy, parse_state
 
 HEALTH_EVERY_S = 0.05  # cadence while loading: /health costs the child nothing
@@ -37,6 +38,7 @@ class Launch:
         self._child: Child | None = None
         self._buffers: list[BufferLine] = []
         self._progressed_s = monotonic()
+        self._bytes_read = 0
         self._told_ready = asyncio.Event()
 
     @property
@@ -101,10 +103,17 @@ class Launch:
                 if await is_healthy(client):
                     self.is_loaded = True
                     return
+                self._look_at_reads()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(HEALTH_EVERY_S):
                         await self._told_ready.wait()
                 self._told_ready.clear()
+
+    def _look_at_reads(self) -> None:
+        """Take what it reads for progress: a slow disk makes no log line for minutes."""
+        read = bytes_read(self.pid) if self.pid is not None else None
+        if read is not None and read > self._bytes_read:
+            self._bytes_read, self._progressed_s = read, monotonic()
 
     def _heard(self, line: str) -> None:
         """Take a stdout line: the child protocol's states."""
