@@ -1,10 +1,17 @@
 """Free memory after a stop, sample by sample."""
 
+from dataclasses import replace
+
 import pytest
 
+from planners.actions import Start
 from planners.hardware import HOST, DeviceId
+from planners.reconcile import reconcile
 from planners.settling import SETTLE_S, Ended, Sample, settling
 from planners.sizes import GIB, MIB
+from planners.view import View
+from tests.fakes import machines
+from tests.fakes.fleet_views import hardware, model, view
 
 GPU = DeviceId("gpu0")
 ENDED = Ended(at_s=100.0, held={GPU: 8 * GIB}, free={GPU: 2 * GIB})
@@ -58,3 +65,35 @@ def test_a_device_that_tells_nothing_is_not_waited_for() -> None:
     silent = Ended(at_s=100.0, held={GPU: GIB}, free={})
 
     assert settling((silent,), (), now_s=100.0) == {}
+
+
+def machine_of(*, free_gib: float) -> View:
+    """Model "a" is asked for, on a machine with a card of 12 GiB; an engine sees the card."""
+    card = machines.nvidia(0, 12, free_gib=free_gib)
+    told = view(A, waiting=(A,), machine=hardware(devices=(card,)), engines=(machines.VULKAN,))
+    return replace(told, rules=replace(machines.RULES, context=2048, parallel=1))
+
+
+A = model("a", weights_bytes=6 * GIB)
+CARD = machines.nvidia(0, 12).device_id
+
+
+def test_a_launch_waits_for_the_card_that_it_would_have_rather_than_go_to_the_processor() -> None:
+    told = machine_of(free_gib=1)
+
+    assert reconcile(replace(told, settling={CARD: 10 * GIB}), now_s=0.0) == ()
+    (start,) = reconcile(told, now_s=0.0)
+    assert isinstance(start, Start)
+    assert start.plan.bytes_on(CARD) < 1 * GIB
+
+
+def test_a_launch_waits_for_a_card_whose_figures_still_move() -> None:
+    assert reconcile(replace(machine_of(free_gib=9), settling={CARD: GIB}), now_s=0.0) == ()
+
+
+def test_a_launch_elsewhere_does_not_wait() -> None:
+    told = view(A, waiting=(A,), machine=hardware(devices=(machines.nvidia(0, 12),)))
+
+    (start,) = reconcile(replace(told, settling={CARD: GIB}), now_s=0.0)
+
+    assert isinstance(start, Start)
