@@ -8,18 +8,28 @@ LOADING ─ stop → STOPPING;  BACKOFF | FAILED ─ stop, or no longer wanted �
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from planners.actions import Action, Allow, Refuse, Restart, Start, Stop, Yield
 from planners.durations import format_duration
-from planners.eviction import Candidate, victims
 from planners.groups import conflict
 from planners.hardware import HOST, DeviceId
 from planners.layout.budget import freed
 from planners.model import ServedModel
-from planners.placement import plan_launch
 from planners.plan import LaunchPlan, Shortfall
+from planners.room import (
+    Departures,
+    Waiting,
+    claim_of,
+    context_of,
+    freeable,
+    make_rivals_leave,
+    make_room,
+    make_room_by_count,
+    make_turn,
+    planned,
+)
 from planners.settings import ContextPolicy, PlacementRules
 from planners.taken import Taken, taken
 from planners.turns import (
@@ -29,23 +39,10 @@ from planners.turns import (
     may_wait_no_longer,
     patience_s,
     rivals,
-    yielding,
 )
-from planners.view import InstanceState, Observed, View
+from planners.view import RELEASING, InstanceState, Observed, View
 
-_RELEASING = (InstanceState.DRAINING, InstanceState.STOPPING)
 _NOBODYS_BYTES = 1 << 62  # promised of a device that nobody after may take room on
-
-
-Departures = tuple[Stop | Yield, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A model that waits: for room on devices that is being made for it, or for what may come."""
-
-    claims: frozenset[DeviceId] = frozenset()
-    """Where nobody after it may take what becomes free."""
 
 
 NO_ENGINE = (
@@ -88,7 +85,7 @@ def _after(view: View, actions: Iterable[Action]) -> View:
 
 def _stops(view: View, *, now_s: float) -> Iterator[Stop]:
     for seen in view.instances:
-        if seen.state not in _RELEASING and (reason := _why_stop(view, seen, now_s=now_s)):
+        if seen.state not in RELEASING and (reason := _why_stop(view, seen, now_s=now_s)):
             yield Stop(seen.instance_id, reason)
 
 
@@ -132,7 +129,7 @@ def _broken_rule(view: View, plan: LaunchPlan) -> str | None:
     return None
 
 
-def _regrown(view: View, *, now_s: float) -> Iterator[Stop | Allow]:
+def _regrown(view: View, *, now_s: float) -> Iterator[Stop | Yield | Allow]:
     """What becomes of instances whose callers wait for another context than the loaded one."""
     for seen in view.instances:
         demand = view.demand.get(seen.model_id)
@@ -144,28 +141,32 @@ def _regrown(view: View, *, now_s: float) -> Iterator[Stop | Allow]:
         yield _with_context(view, seen, demand.context, now_s=now_s)
 
 
-def _with_context(view: View, seen: Observed, context: int, *, now_s: float) -> Stop | Allow:
+def _with_context(
+    view: View, seen: Observed, context: int, *, now_s: float
+) -> Stop | Yield | Allow:
     served, loaded = view.models[seen.model_id], seen.plan.context
     others = replace(view, instances=tuple(i for i in view.instances if i is not seen))
     alone = taken(view.hardware, (seen,))
     room = replace(others, hardware=freed(view.hardware, alone.held))
-    plan = _planned(
+    plan = planned(
         room,
         served,
         ours=taken(view.hardware, others.instances),
-        could_free=_could_free(others, now_s=now_s),
+        could_free=freeable(others, now_s=now_s),
         context=context,
     )
     wanted = f"context {context} is asked for, {loaded} is loaded"
-    if isinstance(plan, Shortfall) and not _make_room(others, served, plan, now_s=now_s):
+    if isinstance(plan, Shortfall) and not make_room(others, served, plan, now_s=now_s):
         return Allow(seen.instance_id, context, f"{wanted}, more finds no room: {plan.reason}")
+    if view.settings.context_policy is ContextPolicy.CLIENT and not is_pinned(view, seen):
+        return Yield(seen.instance_id, wanted)  # other models' callers come before the next size
     return Stop(seen.instance_id, wanted, finishes=True)
 
 
 def _launches(view: View, *, now_s: float) -> Iterator[Action]:
     """Starts, restarts, refusals and the departures they need, longest wait first."""
     present = {seen.model_id: seen for seen in view.instances}
-    leaving = any(seen.state in _RELEASING for seen in view.instances)
+    leaving = any(seen.state in RELEASING for seen in view.instances)
     alive = sum(not seen.state.is_down for seen in view.instances)
     ours = taken(view.hardware, view.instances)
     first: list[ServedModel] = []  # they start now, or room is being made for them
@@ -177,7 +178,10 @@ def _launches(view: View, *, now_s: float) -> Iterator[Action]:
             continue
         if any(conflict(served, other, view.settings.groups) for other in first):
             continue
-        match _launch(view, served, seen, ours=ours, alive=alive, leaving=leaving, now_s=now_s):
+        launch = _launch(view, served, seen, ours=ours, alive=alive, leaving=leaving, now_s=now_s)
+        if isinstance(launch, Refuse) and first and view.engines:
+            continue  # it may fit beside less than what takes room in this very pass
+        match launch:
             case (Start(plan) | Restart(_, plan)) as action:
                 yield action
                 alive += 1
@@ -185,11 +189,11 @@ def _launches(view: View, *, now_s: float) -> Iterator[Action]:
                 ours.promised.update({p.device_id: p.upper_bytes for p in plan.predicted})
             case Refuse() as refusal:
                 yield refusal
-            case Waiting(claims):
-                if leaving or claims:
+            case Waiting(claims, is_next):
+                if is_next:
                     first.append(served)
                 ours.promised.update(dict.fromkeys(claims, _NOBODYS_BYTES))
-            case (departures, Waiting(claims)):
+            case (departures, Waiting(claims, _)):
                 yield from departures
                 view = _after(view, departures)
                 leaving = True
@@ -238,21 +242,23 @@ def _launch(
     if not view.engines:
         return Refuse(served.model_id, NO_ENGINE, retry_after_s=None)
     if others := rivals(view, served):
-        return _make_rivals_leave(view, served, others, now_s=now_s)
+        return make_rivals_leave(view, served, others, now_s=now_s)
     if view.settings.max_loaded is not None and alive >= view.settings.max_loaded:
-        return Waiting() if leaving else _make_room_by_count(view, served, now_s=now_s)
-    context = _context(view, served)
-    could_free = _could_free(view, now_s=now_s) + Counter(view.settling)
-    plan = _planned(view, served, ours=ours, could_free=could_free, context=context)
+        if leaving:
+            return Waiting()
+        return make_room_by_count(view, served, now_s=now_s)
+    context = context_of(view, served)
+    could_free = freeable(view, now_s=now_s) + Counter(view.settling)
+    plan = planned(view, served, ours=ours, could_free=could_free, context=context)
     if isinstance(plan, Shortfall):
-        claim = Waiting(frozenset(plan.missing_bytes))
+        claim = claim_of(view, plan)
         if leaving or _comes_back(view, plan.missing_bytes):
             return claim
-        if stops := _make_room(view, served, plan, now_s=now_s):
+        if stops := make_room(view, served, plan, now_s=now_s):
             return stops, claim
-        if _make_room(view, served, plan, now_s=now_s, lingering=True):
+        if make_room(view, served, plan, now_s=now_s, lingering=True):
             return claim
-        plan, context = _beside_all(view, served, ours=ours, context=context)
+        plan = _beside_all(view, served, ours=ours, context=context)
     if isinstance(plan, Shortfall):
         return _wait_or_refuse(view, served, plan, now_s=now_s)
     if _comes_back(view, [device for device, _, _ in plan.devices] or [HOST]):
@@ -260,6 +266,8 @@ def _launch(
     if seen is not None:
         return Restart(seen.instance_id, plan, "its child ended unasked", context)
     reason = "pinned" if served.model_id not in view.demand else "asked for"
+    if plan.context < min(context, served.info.n_ctx_train):
+        reason += f", with less than the context of {context} that finds no room"
     return Start(plan, launch_key(served, view.rules), reason, context)
 
 
@@ -270,136 +278,28 @@ def _comes_back(view: View, devices: Iterable[DeviceId]) -> bool:
 
 def _beside_all(
     view: View, served: ServedModel, *, ours: Taken, context: int
-) -> tuple[LaunchPlan | Shortfall, int]:
+) -> LaunchPlan | Shortfall:
     """Beside all that stays, with less context than was asked for rather than not at all.
 
     A Shortfall is of the least that is acceptable.
     """
-    plan = _planned(view, served, ours=ours, could_free={}, context=context)
+    plan = planned(view, served, ours=ours, could_free={}, context=context)
     if isinstance(plan, Shortfall) and context:
-        plan = _planned(view, served, ours=ours, could_free={}, context=0)
-    return plan, context
-
-
-def _context(view: View, served: ServedModel) -> int:
-    """Tokens that callers of the model want, now or once before; 0 where they leave it to us."""
-    demand = view.demand.get(served.model_id)
-    now = demand.context if demand else 0
-    if view.settings.context_policy is ContextPolicy.CLIENT:
-        return now
-    return max(now, view.contexts.get(served.model_id, 0))
-
-
-def _planned(
-    view: View,
-    served: ServedModel,
-    *,
-    ours: Taken,
-    could_free: Mapping[DeviceId, int],
-    context: int,
-) -> LaunchPlan | Shortfall:
-    if context and view.settings.context_policy is ContextPolicy.CLIENT:
-        served = replace(served, settings=replace(served.settings, context=context))
-    return plan_launch(
-        served,
-        hardware=view.hardware,
-        engines=view.engines or (),
-        rules=view.rules,
-        promised=ours.promised,
-        held=ours.held,
-        could_free=could_free,
-        learned=view.learned,
-        least_context=context,
-    )
-
-
-def _could_free(view: View, *, now_s: float) -> Counter[DeviceId]:
-    freed: Counter[DeviceId] = Counter()
-    for seen in evictable(view, now_s=now_s, lingering=True):
-        freed.update(_candidate(seen).frees)
-    return freed
-
-
-def _make_rivals_leave(
-    view: View, served: ServedModel, others: list[tuple[Observed, str]], *, now_s: float
-) -> Refuse | Waiting | tuple[Departures, Waiting]:
-    """The departure of all that may not run beside `served`, once all of them may be told to go."""
-    idle = evictable(view, now_s=now_s)
-    busy = yielding(view, served, now_s=now_s)
-    departures: list[Stop | Yield] = []
-    for seen, why in others:
-        reason = f"to load {served.model_id}: {why}"
-        if seen in idle:
-            departures.append(Stop(seen.instance_id, reason))
-        elif seen in busy:
-            departures.append(Yield(seen.instance_id, reason))
-        elif view.models[seen.model_id].settings.pin and served.model_id in view.demand:
-            pinned = f"{why}, and {seen.model_id} is pinned"
-            return Refuse(served.model_id, pinned, retry_after_s=None)
-        elif seen.state not in _RELEASING:
-            return Waiting()
-    return (tuple(departures), Waiting()) if departures else Waiting()
-
-
-def _make_room_by_count(
-    view: View, served: ServedModel, *, now_s: float
-) -> Waiting | tuple[Departures, Waiting]:
-    reason = f"to load {served.model_id}: {view.settings.max_loaded} models at once is the limit"
-    for seen in evictable(view, now_s=now_s)[:1]:
-        return (Stop(seen.instance_id, reason),), Waiting()
-    if not evictable(view, now_s=now_s, lingering=True):
-        busy = yielding(view, served, now_s=now_s)
-        for seen in sorted(busy, key=lambda seen: seen.ready_since_s or 0.0)[:1]:
-            return (Yield(seen.instance_id, reason),), Waiting()
-    return Waiting()
-
-
-def _make_room(
-    view: View, served: ServedModel, shortfall: Shortfall, *, now_s: float, lingering: bool = False
-) -> Departures:
-    """The evictions that close a shortfall; () where none would."""
-    idle = evictable(view, now_s=now_s, lingering=lingering)
-    chosen = victims([_candidate(seen) for seen in idle], shortfall)
-    reason = f"to make room for {served.model_id}: {shortfall.reason}"
-    return tuple(Stop(instance_id, reason) for instance_id in chosen)
-
-
-def _make_turn(
-    view: View, served: ServedModel, shortfall: Shortfall, *, now_s: float
-) -> Departures:
-    """Likewise with those whose turn is over, though they are in use."""
-    idle = evictable(view, now_s=now_s)
-    busy = {seen.instance_id for seen in yielding(view, served, now_s=now_s)}
-    candidates = [seen for seen in view.instances if seen in idle or seen.instance_id in busy]
-    chosen = victims([_candidate(seen) for seen in candidates], shortfall)
-    waited = format_duration(patience_s(view, served.model_id, now_s=now_s))
-    reason = f"its turn is over: {served.model_id} was waited for {waited}, {shortfall.reason}"
-    return tuple(Yield(i, reason) if i in busy else Stop(i, reason) for i in chosen)
+        plan = planned(view, served, ours=ours, could_free={}, context=0)
+    return plan
 
 
 def _wait_or_refuse(
     view: View, served: ServedModel, shortfall: Shortfall, *, now_s: float
 ) -> Refuse | Waiting | tuple[Departures, Waiting]:
-    claim = Waiting(frozenset(shortfall.missing_bytes))
-    if departures := _make_turn(view, served, shortfall, now_s=now_s):
+    claim = claim_of(view, shortfall)
+    if departures := make_turn(view, served, shortfall, now_s=now_s):
         return departures, claim
     idle = evictable(view, now_s=now_s)
     if any(not seen.state.is_down and seen not in idle for seen in view.instances):
         # A busy or loading one may still give its memory back; the wait is bounded. What becomes
         # free of itself meanwhile goes to who has waited for a turn, where that can be enough.
-        others = [i for i in view.instances if not (i.state.is_down or is_pinned(view, i))]
-        can_fit = victims([_candidate(seen) for seen in others], shortfall)
-        is_first = can_fit and may_wait_no_longer(view, served, now_s=now_s)
-        return claim if is_first else Waiting()
+        return claim if may_wait_no_longer(view, served, now_s=now_s) else Waiting()
     if served.model_id not in view.demand:
         return Waiting()  # pinned and too big for now: nobody to tell, the next pass looks again
     return Refuse(served.model_id, str(shortfall), retry_after_s=None)
-
-
-def _candidate(seen: Observed) -> Candidate:
-    return Candidate(
-        instance_id=seen.instance_id,
-        frees={p.device_id: p.total_bytes for p in seen.measured or seen.plan.predicted},
-        reload_s=seen.load_s or 0.0,
-        last_used_s=seen.last_used_s,
-    )

@@ -83,7 +83,8 @@ def rivals(view: View, served: ServedModel) -> list[tuple[Observed, str]]:
 
 def is_pinned(view: View, seen: Observed) -> bool:
     """Whether the operator wants its model to stay loaded."""
-    return view.models[seen.model_id].settings.pin
+    served = view.models.get(seen.model_id)  # None for one that is offered no longer
+    return served is not None and served.settings.pin
 
 
 def _lingers(view: View, seen: Observed, *, now_s: float) -> bool:

@@ -29,6 +29,10 @@ class InstanceState(Enum):
         return self in (InstanceState.BACKOFF, InstanceState.FAILED)
 
 
+RELEASING = (InstanceState.DRAINING, InstanceState.STOPPING)
+"""States of those that give their memory back before long."""
+
+
 @dataclass(frozen=True, slots=True)
 class Observed:
     """One instance as it is now."""

@@ -4,8 +4,8 @@ Level-triggered, one writer: an event says "look", never "do"; only Fleet.run ch
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from math import inf
 from time import monotonic
@@ -24,19 +24,18 @@ from planners.reconcile import reconcile
 from planners.settings import ContextPolicy
 from planners.speed import NOTHING_LEARNED
 from planners.taken import taken
-from planners.twins import Shared, shared
 from planners.view import Observed, View
 from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired, Ground
 from supervisor.errors import SupervisorError
 from supervisor.instance import Instance, Shop
 from supervisor.journal import Journal
-from supervisor.lease import Lease, LeaseBook, ModelUnavailable, Usage, WaitTimedOut
+from supervisor.lease import Lease, LeaseBook, ModelUnavailable, Usage
+from supervisor.leasing import Leasing
 from supervisor.preflight import PreflightCache, Preflights
 from supervisor.probe import HardwareProbe, HostUnread
 from supervisor.settling import SAMPLE_S, MemoryWatch
 from supervisor.watch import DeviceWatch
-from supervisor.wishes import Wishes
 
 TICK_S = 1.0  # cadence of a look when nothing happens; what a lost event costs at most
 FRESH_S = 1.0  # a launch is planned on a profile no older than this
@@ -65,11 +64,15 @@ class Fleet:
         self._watch = DeviceWatch(probe, journal)
         self._book = LeaseBook(max_waiting=desired.settings.max_waiting)
         self._instances: dict[InstanceId, Instance] = {}
-        self._wishes = Wishes()
+        self._leasing = Leasing(
+            self._book,
+            catalogue,
+            self._instances,
+            desired=lambda: self._desired,
+            look=self.look,
+        )
         self._memory = MemoryWatch()
         self._yielded_s: dict[ModelId, float] = {}
-        self._listing: Mapping[ModelId, ServedModel] = {}
-        self._shared = shared({})
         self._profile: HardwareProfile | None = None
         self._profiled_s = -inf
         self._launched = 0
@@ -142,31 +145,26 @@ class Fleet:
 
     def _seen(self, instance: Instance) -> Observed:
         seen = instance.observe()
-        served = self._processes().models.get(seen.model_id)
+        served = self._leasing.processes().models.get(seen.model_id)
         if seen.expires_at is not None and served is not None and served.settings.pin:
             return replace(seen, expires_at=inf)
         return seen
 
-    @asynccontextmanager
-    async def lease(
+    def lease(
         self,
         model_id: ModelId,
         *,
         caller: str,
         keep_alive_s: float | None = None,
         context: int | None = None,
-    ) -> AsyncIterator[Lease]:
+    ) -> AbstractAsyncContextManager[Lease]:
         """A slot of a ready child for as long as the block lasts. Raises LeaseError.
 
         `context`: tokens that the caller wants; what comes of it is models.context_policy's.
         """
-        host = self._processes().host(model_id)
-        lease = await self._granted(host, caller=caller, keep_alive_s=keep_alive_s, context=context)
-        try:
-            yield lease
-        finally:
-            self._book.give_back(lease, now_s=monotonic())
-            self.look()
+        return self._leasing.lease(
+            model_id, caller=caller, keep_alive_s=keep_alive_s, context=context
+        )
 
     async def until_gone(self, lease: Lease, *, within_s: float) -> None:
         """Return once the child behind `lease` is known to be gone, or `within_s` have passed."""
@@ -191,20 +189,14 @@ class Fleet:
 
     def unload(self, model_id: ModelId) -> bool:
         """Drain and stop the model's instances; False where none ran."""
-        host = self._processes().host(model_id)
-        ours = [i for i in self._instances.values() if i.model_id == host]
+        ours = self._leasing.of(model_id)
         for instance in ours:
             instance.stop("unload was asked for", drain_s=self._desired.settings.finish_s)
         return bool(ours)
 
     def retry(self, model_id: ModelId) -> bool:
         """Forget a failed instance: the next request launches anew. False where none failed."""
-        host = self._processes().host(model_id)
-        failed = [
-            instance
-            for instance in self._instances.values()
-            if instance.model_id == host and instance.observe().state.is_down
-        ]
+        failed = [i for i in self._leasing.of(model_id) if i.observe().state.is_down]
         for instance in failed:
             instance.stop("retry was asked for", drain_s=0.0)
         return bool(failed)
@@ -237,10 +229,8 @@ class Fleet:
 
     def log_lines(self, model_id: ModelId, n: int) -> tuple[str, ...]:
         """Up to `n` newest lines of the log of the model's child."""
-        host = self._processes().host(model_id)
-        for instance in self._instances.values():
-            if instance.model_id == host:
-                return instance.log_lines(n)
+        for instance in self._leasing.of(model_id):
+            return instance.log_lines(n)
         return ()
 
     @property
@@ -257,46 +247,6 @@ class Fleet:
     def last_profile(self) -> HardwareProfile | None:
         """The machine as last read; None before the first reading."""
         return self._profile
-
-    async def _granted(
-        self, model_id: ModelId, *, caller: str, keep_alive_s: float | None, context: int | None
-    ) -> Lease:
-        settings = self._desired.settings
-        waiter = self._book.ask(
-            model_id,
-            caller=caller,
-            now_s=monotonic(),
-            context=self._wanted_context(model_id, context),
-            is_exact=settings.context_policy is ContextPolicy.CLIENT,
-        )
-        if keep_alive_s is not None:
-            self._remember_keep_alive(model_id, keep_alive_s)
-        self.look()
-        wait_s = settings.wait_s
-        granted = False
-        try:
-            async with asyncio.timeout(wait_s):
-                lease = await asyncio.shield(waiter.granted)
-            granted = True
-        except TimeoutError as exc:
-            raise WaitTimedOut(model_id=model_id, waited_s=wait_s) from exc
-        finally:
-            if not granted:
-                self._book.leave(waiter, now_s=monotonic())
-        return lease
-
-    def _wanted_context(self, model_id: ModelId, asked: int | None) -> int:
-        served = self._processes().models.get(model_id)
-        if served is None:  # it went while its caller was read
-            return 0
-        policy, rules = self._desired.settings.context_policy, self._desired.rules
-        return self._wishes.context(served, asked, policy=policy, rules=rules)
-
-    def _remember_keep_alive(self, model_id: ModelId, keep_alive_s: float) -> None:
-        self._wishes.keep_alive(model_id, keep_alive_s)
-        for instance in self._instances.values():
-            if instance.model_id == model_id:
-                instance.keep_alive_s = keep_alive_s
 
     def _learn(self, seen: Observed, usage: Usage) -> None:
         """Take an exchange that had its child to itself into the rates of the devices."""
@@ -355,7 +305,7 @@ class Fleet:
         now_s, settings = monotonic(), self._desired.settings
         ratchets = settings.context_policy is ContextPolicy.RATCHET
         return View(
-            models=self._processes().models,
+            models=self._leasing.processes().models,
             instances=self.running(),
             demand=self._book.demand(now_s=now_s),
             hardware=self._preflights.reserved(profile, is_waiting=self._book.waiting),
@@ -363,17 +313,10 @@ class Fleet:
             rules=self._desired.rules,
             settings=settings,
             learned=self._learned,
-            contexts=dict(self._wishes.contexts) if ratchets else {},
+            contexts=dict(self._leasing.wishes.contexts) if ratchets else {},
             yielded_s=dict(self._yielded_s),
             settling=self._memory.settling(now_s=now_s),
         )
-
-    def _processes(self) -> Shared:
-        """The models on offer, those that share a process as one."""
-        if self._catalogue.models is not self._listing:
-            self._listing = self._catalogue.models
-            self._shared = shared(self._listing)
-        return self._shared
 
     def _until_next_look_s(self) -> float:
         return SAMPLE_S if self._memory.settling(now_s=monotonic()) else TICK_S
@@ -419,13 +362,13 @@ class Fleet:
         plan = start.plan
         self._yielded_s.pop(plan.model_id, None)
         instance_id = InstanceId(f"i{self._launched}")
-        served = self._processes().models[plan.model_id]
+        served = self._leasing.processes().models[plan.model_id]
         instance = Instance(
             instance_id,
             plan=plan,
             engine=self._engine(plan),
             launch_key=start.launch_key,
-            keep_alive_s=self._wishes.keep_alive_s(served),
+            keep_alive_s=self._leasing.wishes.keep_alive_s(served),
             shop=self._shop,
         )
         instance.serves_context = start.context
@@ -480,4 +423,4 @@ class Fleet:
         """What callers wished for ends with the instance, unless somebody already waits anew."""
         present = any(i.model_id == model_id for i in self._instances.values())
         if not present and not self._book.waiting(model_id):
-            self._wishes.forget_keep_alive(model_id)
+            self._leasing.wishes.forget_keep_alive(model_id)

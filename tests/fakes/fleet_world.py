@@ -12,7 +12,7 @@ from typing import Protocol, TypedDict, Unpack
 from planners.backends import Engine
 from planners.groups import Group
 from planners.model import ModelId
-from planners.settings import ContextPolicy, FleetSettings, MemoryRule
+from planners.settings import ContextPolicy, FleetSettings, MemoryRule, PlacementRules
 from planners.sizes import GIB
 from planners.view import InstanceState, Observed
 from supervisor.catalogue import Catalogue
@@ -52,6 +52,7 @@ class World:
     fleet: Fleet
     catalogue: Catalogue
     journal: Journal
+    probe: HardwareProbe
     desired: Desired
     models: Path
     faults: Path
@@ -64,6 +65,12 @@ class World:
     def apply(self, **settings: Unpack[OtherSettings]) -> None:
         """Change fleet settings while it runs."""
         self.desired = replace(self.desired, settings=replace(self.desired.settings, **settings))
+        self.fleet.apply(self.desired)
+
+    def rule(self, rules: PlacementRules) -> None:
+        """Change what every plan obeys while it runs."""
+        self.desired = replace(self.desired, rules=rules)
+        self.probe.adopt(self.desired.engines or (), rules)
         self.fleet.apply(self.desired)
 
     def seen(self, model_id: ModelId = TINY) -> Observed:
@@ -145,17 +152,18 @@ async def running_world(
     catalogue = Catalogue(dirs=(str(models),), rules=(), defaults=PLAIN)
     await catalogue.scan()
     async with open_journal(folder / "journal.db") as journal, asyncio.TaskGroup() as tasks:
+        probe = HardwareProbe((faulty,), RULES, sources=sources)
         fleet = Fleet(
             desired,
             catalogue=catalogue,
-            probe=HardwareProbe((faulty,), RULES, sources=sources),
+            probe=probe,
             journal=journal,
             ground=Ground(run_dir, run_dir / "cwd", dict(os.environ)),
             leaving=leaving,
         )
         running = tasks.create_task(fleet.run())
         try:
-            yield World(fleet, catalogue, journal, desired, models, faults, run_dir)
+            yield World(fleet, catalogue, journal, probe, desired, models, faults, run_dir)
         finally:
             fleet.stop()
             async with asyncio.timeout(20):

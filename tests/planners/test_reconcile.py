@@ -203,6 +203,15 @@ def test_callers_of_a_failed_model_are_refused_with_its_cause() -> None:
     )
 
 
+def test_callers_of_a_model_that_will_be_tried_again_are_told_when() -> None:
+    failed = seen(A, InstanceState.FAILED, retry_at_s=NOW_S + 12, running=0)
+
+    (refusal,) = actions(view(A, instances=(failed,), waiting=(A,)))
+
+    assert isinstance(refusal, Refuse)
+    assert refusal.retry_after_s == 12
+
+
 def test_a_failed_model_that_may_be_tried_again_is() -> None:
     failed = seen(A, InstanceState.FAILED, retry_at_s=NOW_S, running=0)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from planners.actions import Action, Allow, Start, Stop
+from planners.actions import Action, Allow, Start, Stop, Yield
 from planners.hardware import HOST
 from planners.model import ServedModel
 from planners.plan import LaunchPlan
@@ -82,6 +82,7 @@ def test_a_launch_that_cannot_have_the_context_has_less() -> None:
 
     assert isinstance(start, Start)
     assert (start.plan.context, start.context) == (LOADED, 100_000)
+    assert "the context of 100000 that finds no room" in start.reason
 
 
 def test_an_idle_model_makes_room_for_a_larger_context() -> None:
@@ -108,4 +109,4 @@ def test_under_client_another_size_waits_for_the_turn_of_the_loaded_one() -> Non
     spent = replace(busy(A), ready_since_s=NOW_S - FLEET.turn_s)
 
     assert actions(replace(wanting(4096, fresh), settings=CLIENT)) == ()
-    assert isinstance(actions(replace(wanting(4096, spent), settings=CLIENT))[0], Stop)
+    assert isinstance(actions(replace(wanting(4096, spent), settings=CLIENT))[0], Yield)

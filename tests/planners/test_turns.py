@@ -99,6 +99,13 @@ def test_memory_that_is_being_freed_for_one_goes_to_nobody_behind_it() -> None:
     assert actions(told) == ()
 
 
+def test_memory_of_a_model_that_is_offered_no_longer_is_waited_for() -> None:
+    leaving = replace(seen(A, InstanceState.DRAINING), running=1)
+    told = world(leaving, demand={B: 30.0})
+
+    assert actions(replace(told, models={B.model_id: B})) == ()
+
+
 def test_a_model_that_fits_beside_the_others_waits_for_nobody() -> None:
     (start,) = actions(world(at_work(A), demand={SMALL: 1.0}))
 
@@ -208,3 +215,12 @@ def test_a_member_is_refused_while_a_pinned_one_holds_its_place() -> None:
     (refusal,) = actions(replace(told, models={**told.models, pinned.model_id: pinned}))
 
     assert "small is pinned" in refusal.reason
+
+
+def test_a_model_that_would_fit_alone_is_not_refused_for_what_starts_before_it() -> None:
+    told = world(demand={A: 2.0, B: 1.0})
+
+    (start,) = actions(told)
+
+    assert isinstance(start, Start)
+    assert start.plan.model_id == "a"

@@ -10,7 +10,8 @@ import pytest
 
 from planners.groups import Group
 from planners.model import ModelId
-from planners.settings import ContextPolicy, ModelRule
+from planners.settings import ContextPolicy, MemoryRule, ModelRule
+from planners.sizes import MIB
 from planners.view import InstanceState
 from supervisor.tinymodel import N_CTX, tiny_model
 from tests.fakes.fleet_world import TINY, MakeWorld, World
@@ -39,9 +40,7 @@ async def configured(world: World, *, context: int | None = 2048, parallel: int 
     )
     (world.models / "tiny.gguf").write_bytes(file)
     await world.catalogue.scan()
-    rules = replace(world.desired.rules, context=context, parallel=parallel)
-    world.desired = replace(world.desired, rules=rules)
-    world.fleet.apply(world.desired)
+    world.rule(replace(world.desired.rules, context=context, parallel=parallel))
 
 
 async def test_callers_of_two_models_in_turn_are_served_model_by_model(
@@ -135,6 +134,23 @@ async def test_a_context_once_asked_for_outlives_its_instance(fleet_world: MakeW
         await world.served_by()
 
         assert world.seen().plan.context == 4096
+
+
+async def test_more_context_than_finds_room_is_served_with_what_is_loaded_and_said(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world() as world:
+        await configured(world)
+        first = await world.served_by()
+        need_bytes = world.seen().plan.predicted[0].upper_bytes
+        memory = MemoryRule(limit_bytes=need_bytes + 4 * MIB, reserve_bytes=0)
+        world.rule(replace(world.desired.rules, memory=memory))
+
+        assert await world.served_by(context=N_CTX_TRAIN) == first
+
+        events = await world.journal.events(model_id=TINY, since=0.0, limit=100)
+        (capped,) = [event.reason for event in events if event.kind == "context.capped"]
+        assert f"context {N_CTX_TRAIN} is asked for, 2048 is loaded" in capped
 
 
 async def test_under_fixed_no_request_changes_the_context(fleet_world: MakeWorld) -> None:
