@@ -128,8 +128,9 @@ class Fleet:
     # What callers ask for.
 
     def resolve(self, name: str) -> ServedModel | None:
-        """The model a caller means by `name`."""
-        return self._catalogue.resolve(name)
+        """The model a caller means by `name`; of several that share a process, the one it has."""
+        served, processes = self._catalogue.resolve(name), self._leasing.processes()
+        return None if served is None else processes.models[processes.host(served.model_id)]
 
     def models(self) -> tuple[ServedModel, ...]:
         """All that is offered, by name."""

@@ -208,6 +208,7 @@ async def test_two_names_for_one_file_share_a_process(
                 pids.append(seen.pid)
 
         assert pids[0] == pids[1]
+        assert [world.fleet.resolve(name) for name in names] == 2 * [world.fleet.resolve(names[0])]
         assert world.fleet.unload(names[1])
         await world.until(lambda: not world.fleet.running())
 
