@@ -38,6 +38,7 @@ from planners.turns import (
     is_turn_over,
     may_wait_no_longer,
     patience_s,
+    rival_that_stays,
     rivals,
 )
 from planners.view import RELEASING, InstanceState, Observed, View
@@ -99,6 +100,8 @@ def _why_stop(view: View, seen: Observed, *, now_s: float) -> str | None:
         return rule
     if served.settings.pin or seen.waiting:
         return None
+    if (rival := rival_that_stays(view, seen)) is not None:
+        return rival
     if seen.state is InstanceState.READY and seen.idle_since_s is not None:
         idle_s = now_s - seen.idle_since_s
         return _expired(idle_s, keep_alive_s=seen.keep_alive_s)

@@ -7,7 +7,7 @@ load is followed by a turn of answers, and a model waits for the turns of those 
 
 from planners.groups import conflict
 from planners.model import ModelId, ServedModel
-from planners.view import InstanceState, Observed, View
+from planners.view import RELEASING, InstanceState, Observed, View
 
 LINGER_S = 0.5  # a program that talks to one model asks again within this
 WARM_S = 60.0  # a load whose callers left stays at least so long: they come back
@@ -79,6 +79,18 @@ def rivals(view: View, served: ServedModel) -> list[tuple[Observed, str]]:
         if (why := conflict(served, other, view.settings.groups)) is not None:
             found.append((seen, why))
     return found
+
+
+def rival_that_stays(view: View, seen: Observed) -> str | None:
+    """Why an idle instance goes: beside it runs what a new group of the operator's forbids."""
+    if seen.idle_since_s is None:
+        return None
+    for other, why in rivals(view, view.models[seen.model_id]):
+        is_in_use = is_pinned(view, other) or other.idle_since_s is None or other.waiting
+        is_later = (other.last_used_s, other.instance_id) > (seen.last_used_s, seen.instance_id)
+        if other.state not in RELEASING and (is_in_use or is_later):
+            return f"{other.model_id} runs, and {why}"
+    return None
 
 
 def is_pinned(view: View, seen: Observed) -> bool:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from planners.model import ModelId, ServedModel
 from planners.settings import ContextPolicy, PlacementRules
 
+MAX_CONTEXT = 1 << 31  # tokens of a model that does not say what it was trained for
+
 
 class Wishes:
     """Per model, by the name under which it runs."""
@@ -47,7 +49,7 @@ class Wishes:
         """
         if asked is None or asked <= 0 or policy is ContextPolicy.FIXED:
             return 0
-        wanted = min(asked, served.info.n_ctx_train or asked)
+        wanted = min(asked, served.info.n_ctx_train or MAX_CONTEXT)
         if policy is ContextPolicy.CLIENT:
             return max(wanted, served.settings.context or rules.context or 0)
         self._contexts[served.model_id] = max(wanted, self._contexts.get(served.model_id, 0))

@@ -189,6 +189,16 @@ def test_a_member_in_use_keeps_its_place_for_its_turn() -> None:
     assert isinstance(action, Yield)
 
 
+def test_a_group_that_comes_with_a_reload_stops_the_member_that_was_used_longer_ago() -> None:
+    older, newer = seen(SMALL, last_used_s=NOW_S - 9), seen(TINY_B, last_used_s=NOW_S - 3)
+    rule = group(exclusive=True, alone=False)
+
+    assert actions(grouped(older, newer, demand={}, rule=rule)) == (
+        Stop(older.instance_id, "b runs, and group g runs one model at a time"),
+    )
+    assert actions(grouped(at_work(SMALL), at_work(TINY_B), demand={}, rule=rule)) == ()
+
+
 def test_two_members_asked_for_at_once_do_not_both_start() -> None:
     told = grouped(demand={TINY_B: 2.0, SMALL: 1.0}, rule=group(exclusive=True, alone=False))
 
