@@ -210,7 +210,7 @@ def test_two_members_asked_for_at_once_do_not_both_start() -> None:
 
 def test_a_group_that_runs_alone_has_all_others_stopped() -> None:
     rule = group(exclusive=False, alone=True)
-    told = grouped(seen(model("a")), seen(SMALL), demand={TINY_B: 1.0}, rule=rule)
+    told = grouped(seen(model("a")), demand={TINY_B: 1.0}, rule=rule)
 
     (stop,) = actions(told)
 
