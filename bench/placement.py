@@ -1,22 +1,40 @@
-"""The last table of `make bench-planner`: how long placement thinks, on made-up machines."""
+"""The last table of `make bench-planner`: how long placement thinks, on made-up machines.
+
+Its last part is made to take long: as many layers as a file may have, no two alike, and far more
+devices than one launch can use.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from statistics import median
 from time import perf_counter
 
+from planners.ggml.layers import MAX_LAYERS
 from planners.graph.reservation import forget
 from planners.hardware import HardwareProfile
-from planners.model import ModelId, ServedModel
+from planners.model import LayerKind, ModelId, ModelInfo, ServedModel
+from planners.outlook import Surroundings, outlook
 from planners.placement import plan_launch
-from planners.sizes import MIB
+from planners.sizes import GIB, MIB
 from planners.together import plan_together
-from tests.fakes.machines import CPU, CUDA, RULES, VULKAN, machine, model_info, nvidia, served
+from tests.fakes.machines import (
+    CPU,
+    CUDA,
+    INTEGRATED,
+    RULES,
+    VULKAN,
+    machine,
+    model_info,
+    nvidia,
+    served,
+)
 from tests.fakes.tiny_models import TinyModel, info_of
 
 ENGINES = (CPU, VULKAN, CUDA)
 RUNS = 15
+HARD_RUNS = 5
 EQUAL = machine(*(nvidia(i, 8) for i in range(8)), host_gib=64)
 UNEQUAL = machine(*(nvidia(i, 6 + 0.7 * i) for i in range(8)), host_gib=64)
 
@@ -47,29 +65,81 @@ DRAWN = (
 )  # fmt: skip
 
 
+def _uneven(info: ModelInfo) -> ModelInfo:
+    """The deepest model there may be with layers of that kind, each a little unlike the others."""
+    layers = tuple(
+        replace(
+            layer,
+            weight_bytes=layer.weight_bytes + 4096 * i * max(len(layer.weights), 1),
+            n_ff=layer.n_ff + i,
+            weights=tuple(replace(w, n_bytes=w.n_bytes + 4096 * i) for w in layer.weights),
+        )
+        for i, layer in zip(range(MAX_LAYERS), cycle(info.layers))
+    )
+    return replace(info, layers=layers, digest=f"uneven {info.digest}")
+
+
+def _hard(name: str, layer_mib: int, *, expert_mib: int = 0) -> ServedModel:
+    layers = (LayerKind.FULL, LayerKind.SWA, LayerKind.RECURRENT)
+    info = model_info(
+        n_layer=6, layer_bytes=layer_mib * MIB, expert_bytes=expert_mib * MIB, kinds=layers,
+        state_width=100_000,
+    )  # fmt: skip
+    return replace(served(_uneven(info), parallel=4), model_id=ModelId(name))
+
+
+def _beside(model: ServedModel, draft: ServedModel) -> ServedModel:
+    """A model with a projector, and a draft model that is as deep."""
+    settings = replace(model.settings, mmproj_path="/m.gguf", draft_path="/d.gguf")
+    size_bytes = model.size_bytes + 2 * GIB
+    return replace(model, settings=settings, draft=draft.info, size_bytes=size_bytes)
+
+
+MANY = machine(*(nvidia(i, 4 + i / 16) for i in range(128)), host_gib=64)
+FEW = machine(*(nvidia(i, 14 + i) for i in range(3)), host_gib=8)
+POOLED = machine(replace(INTEGRATED, total_bytes=60 * GIB, free_bytes=60 * GIB), host_gib=20)
+SHORT = machine(*(nvidia(i, 8 + i / 4) for i in range(15)), host_gib=0.2)
+HARD = (
+    _hard("uneven", 40),
+    _hard("uneven, experts", 350, expert_mib=300),
+    _beside(_hard("uneven, companions", 100), _hard("draft", 2)),
+    *(replace(m, info=_uneven(m.info), model_id=ModelId(f"{m.model_id}, uneven")) for m in DRAWN),
+)
+
+
 def main() -> None:
     """Print the table: least and median milliseconds, nothing remembered of the time before."""
-    print(f"{'':48}{'least':>10}{'median':>10}")
+    print(f"{'':60}{'least':>10}{'median':>10}")
     for title, hardware in (("8 equal", EQUAL), ("8 unequal", UNEQUAL)):
         for models in (SUMS, DRAWN):
             for model in models:
                 told = f"{title} devices, 100 layers, {model.model_id}"
                 _clock(told, partial(_alone, model, hardware))
             _clock(f"{title} devices, those three together", partial(_all, models, hardware))
+    machines = (("128 devices", MANY), ("3 devices", FEW), ("one pool", POOLED), ("no host", SHORT))
+    for title, hardware in machines:
+        for model in HARD:
+            told = f"{title}, {MAX_LAYERS} layers, {model.model_id}"
+            _clock(told, partial(_alone, model, hardware), runs=HARD_RUNS)
+            _clock(f"{told}: outlook", partial(_looked, model, hardware), runs=HARD_RUNS)
 
 
-def _clock(title: str, work: Callable[[], object]) -> None:
+def _clock(title: str, work: Callable[[], object], *, runs: int = RUNS) -> None:
     times = []
-    for _ in range(RUNS):
+    for _ in range(runs):
         forget()
         began_s = perf_counter()
         work()
         times.append((perf_counter() - began_s) * 1e3)
-    print(f"{title:48}{min(times):>7.1f} ms{median(times):>7.1f} ms")
+    print(f"{title:60}{min(times):>7.1f} ms{median(times):>7.1f} ms")
 
 
 def _alone(model: ServedModel, hardware: HardwareProfile) -> object:
     return plan_launch(model, hardware=hardware, engines=ENGINES, rules=RULES, promised={})
+
+
+def _looked(model: ServedModel, hardware: HardwareProfile) -> object:
+    return outlook(model, hardware, Surroundings(ENGINES, RULES, {}, {}))
 
 
 def _all(models: tuple[ServedModel, ...], hardware: HardwareProfile) -> object:

@@ -34,6 +34,8 @@ class Stop:
 
     instance_id: InstanceId
     reason: str
+    room_for: ModelId | None = None
+    """The model that gets its room; None where it ends on its own account."""
     finishes: bool = False
     """Whether running requests may go on for as long as they take."""
 
@@ -44,6 +46,8 @@ class Yield:
 
     instance_id: InstanceId
     reason: str
+    room_for: ModelId | None = None
+    """As in Stop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,21 @@
 """A plan with what explains it: its machine, its engine, and what more memory would bring. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from planners.backends import Engine
 from planners.hardware import HOST, Device, DeviceId, HardwareProfile
+from planners.layout.measures import Measures
 from planners.model import ServedModel
 from planners.placement import plan_launch
 from planners.plan import LaunchPlan, Shortfall
 from planners.settings import PlacementRules
 from planners.sizes import GIB
 from planners.speed import NOTHING_LEARNED, NOTICED, Learned, format_rate
+from planners.taken import taken
+from planners.view import Observed
+
+MOST_TRIED = 5  # devices: each takes a plan of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +42,28 @@ class Surroundings:
     learned: Learned = NOTHING_LEARNED
     """Rates of that machine's devices, as served requests showed them."""
 
+    def beside(self, others: Iterable[Observed], hardware: HardwareProfile) -> "Surroundings":
+        """The same with what running instances have of the machine."""
+        theirs = taken(hardware, others)
+        return replace(self, promised=theirs.promised, held=theirs.held)
+
 
 def outlook(served: ServedModel, hardware: HardwareProfile, around: Surroundings) -> Outlook:
     """The plan, its engine, and what one more GiB would bring. Raises PlanError as plan_launch."""
-    answer = _planned(served, hardware, around)
+    measures = Measures(served.info, served.draft)
+    answer = _planned(served, hardware, around, measures)
     engine_id = answer.engine_id if isinstance(answer, LaunchPlan) else None
     return Outlook(
         served=served,
         answer=answer,
         hardware=hardware,
         engine=next((e for e in around.engines if e.engine_id == engine_id), None),
-        one_more_gib=tuple(_one_more_gib(served, hardware, around, answer)),
+        one_more_gib=tuple(_one_more_gib(served, hardware, around, measures, answer)),
     )
 
 
 def _planned(
-    served: ServedModel, hardware: HardwareProfile, around: Surroundings
+    served: ServedModel, hardware: HardwareProfile, around: Surroundings, measures: Measures
 ) -> LaunchPlan | Shortfall:
     return plan_launch(
         served,
@@ -62,6 +73,7 @@ def _planned(
         promised=around.promised,
         held=around.held,
         learned=around.learned,
+        measures=measures,
     )
 
 
@@ -69,21 +81,29 @@ def _one_more_gib(
     served: ServedModel,
     hardware: HardwareProfile,
     around: Surroundings,
+    measures: Measures,
     answer: LaunchPlan | Shortfall,
 ) -> Iterator[str]:
     """A sentence per pool whose next GiB would change the plan for the better."""
     for name, roomier in _roomier(hardware):
-        gain = _gain(answer, _planned(served, roomier, around))
+        gain = _gain(answer, _planned(served, roomier, around, measures))
         if gain:
             yield f"1 GiB more on {name}: {gain}"
 
 
 def _roomier(hardware: HardwareProfile) -> Iterator[tuple[str, HardwareProfile]]:
-    """The machine with one more GiB, once on each device of its own memory and once on the host."""
-    for device in hardware.devices:
-        if device.use and device.engine_names and not device.shares_host:
-            others = (_more(d) if d is device else d for d in hardware.devices)
-            yield device.name, replace(hardware, devices=tuple(others))
+    """The machine with one more GiB, once on each device of its own memory and once on the host.
+
+    Of devices that are alike one is tried, and of all the MOST_TRIED largest ones.
+    """
+    own = [d for d in hardware.devices if d.use and d.engine_names and not d.shares_host]
+    alike: dict[object, list[Device]] = {}
+    for device in sorted(own, key=lambda d: -(d.total_bytes or 0)):
+        alike.setdefault(_kind(device), []).append(device)
+    for first, *others in list(alike.values())[:MOST_TRIED]:
+        devices = tuple(_more(d) if d is first else d for d in hardware.devices)
+        name = f"{first.name} or one of {len(others)} like it" if others else first.name
+        yield name, replace(hardware, devices=devices)
     host = hardware.host
     more = replace(
         host,
@@ -94,6 +114,13 @@ def _roomier(hardware: HardwareProfile) -> Iterator[tuple[str, HardwareProfile]]
     )
     sharing = tuple(_more(d) if d.shares_host else d for d in hardware.devices)
     yield HOST, replace(hardware, host=more, devices=sharing)
+
+
+def _kind(device: Device) -> object:
+    """Equal where a GiB more on one device brings what it brings on another."""
+    backends = tuple(backend for backend, _ in device.engine_names)
+    alike = replace(device, device_id=DeviceId(""), name="", engine_names=())
+    return alike, backends, device.is_loopback
 
 
 def _more(device: Device) -> Device:

@@ -26,6 +26,7 @@ from planners.layout.asked import (
 from planners.layout.budget import Budget, Budgets, budgets, emptied, freed
 from planners.layout.explanation import explained
 from planners.layout.layer_split import Layout, Splitter, companion_device
+from planners.layout.measures import Drawings, Measures
 from planners.layout.placed import Placed, fastest
 from planners.layout.prompt_cache import prompt_cache
 from planners.layout.threads import n_threads
@@ -35,7 +36,7 @@ from planners.plan import DeviceBytes, LaunchPlan, Shortfall
 from planners.rpc import servers_of
 from planners.settings import PlacementRules
 from planners.sizes import format_size
-from planners.speed import NOTHING_LEARNED, Learned, Rates, rates, speed
+from planners.speed import NOTHING_LEARNED, Learned, Rates, rates
 
 COMPANION_MARGIN = 0.5  # of a projector's weights: its compute buffers, which nobody reports
 NO_FALLBACK = (
@@ -55,6 +56,7 @@ def plan_launch(
     held: Mapping[DeviceId, int] = _NOTHING,
     could_free: Mapping[DeviceId, int] = _NOTHING,
     learned: Learned = NOTHING_LEARNED,
+    measures: Measures | None = None,
     least_context: int = 0,
 ) -> LaunchPlan | Shortfall:
     """The best launch within the room there is, or what is missing for an acceptable one.
@@ -62,12 +64,13 @@ def plan_launch(
     `promised`: bytes spoken for though they count as free. `held`: bytes of our running instances,
     which count against limits. `could_free`: bytes that idle instances could give back; where they
     would make the launch faster, the answer is the Shortfall that eviction closes. `learned`: rates
-    observed here. `least_context`: tokens of a request that a caller wants, however little would do
-    otherwise. Raises PlanError where the rules name an unknown KV cache type.
+    observed here. `measures`: the model's, where it is planned several times. `least_context`:
+    tokens of a request that a caller wants, however little would do otherwise. Raises PlanError
+    where the rules name an unknown KV cache type.
     """
     answer = attempt_launch(
         served, hardware=hardware, engines=engines, rules=rules, promised=promised, held=held,
-        could_free=could_free, learned=learned, least_context=least_context,
+        could_free=could_free, learned=learned, measures=measures, least_context=least_context,
     )  # fmt: skip
     return answer.shortfall() if isinstance(answer, Unplaced) else answer
 
@@ -82,6 +85,7 @@ def attempt_launch(
     held: Mapping[DeviceId, int] = _NOTHING,
     could_free: Mapping[DeviceId, int] = _NOTHING,
     learned: Learned = NOTHING_LEARNED,
+    measures: Measures | None = None,
     least_context: int = 0,
 ) -> "LaunchPlan | Shortfall | Unplaced":
     """As `plan_launch`, but what is missing for a model without a place is left to be asked for."""
@@ -95,6 +99,8 @@ def attempt_launch(
         held,
         n_threads=threads,
         rates=rates(hardware, n_threads=threads, learned=learned),
+        measures=measures or Measures(served.info, served.draft),
+        drawings=Drawings(),
         allows_cpu_fallback=rules.allows_cpu_fallback,
     )
     ranked = preferred(engines, order=rules.backends)
@@ -129,6 +135,8 @@ class _Search:
     held: Mapping[DeviceId, int]
     n_threads: int
     rates: Rates
+    measures: Measures
+    drawings: Drawings
     allows_cpu_fallback: bool
 
     @property
@@ -281,11 +289,10 @@ class _Search:
 
     def _splitter(self, room: Budgets) -> Splitter:
         return Splitter(
-            self.info,
+            self.measures,
             room.devices,
-            rates=self.rates,
+            self.rates,
             companion_bytes=self._companion_upper_bytes(),
-            draft=self.served.draft,
             host_room_bytes=room.host_bytes,
         )
 
@@ -295,6 +302,8 @@ class _Search:
         for types in self.asked.types if splitter.holds_weights else ():
             for context in self.asked.contexts:
                 for shape in self._shapes(context, types, devices=room.devices):
+                    if not splitter.host_has_room(shape):
+                        continue
                     if (full := splitter.full(shape)) is not None:
                         rival = None if splitter.is_host_slower else splitter.partial(shape)
                         yield _faster(full, rival).shape
@@ -302,10 +311,14 @@ class _Search:
         types = self.asked.types[-1]  # conceded before an expert leaves its device
         for context in self.asked.contexts_up_to(CONTEXT_ON_HOST):
             for shape in self._lean_shapes(context, types, devices=room.devices):
+                if not splitter.host_has_room(shape):
+                    continue
                 if (sparse := splitter.sparse(shape)) is not None:
                     yield _faster(sparse, splitter.partial(shape)).shape
         for context in self.asked.contexts_up_to(CONTEXT_WORTH_LAYERS):
             for shape in self._lean_shapes(context, types, devices=room.devices):
+                if not splitter.host_has_room(shape):
+                    continue
                 found = splitter.partial(shape)
                 if found is None:
                     return  # a smaller context is for want of host memory, never to gain a layer
@@ -360,10 +373,12 @@ class _Search:
     def _placed(self, engine: Engine, room: Budgets, shape: LaunchShape) -> Placed:
         """A way by the estimate of its buffers."""
         predicted = self._predicted(engine, room, shape, is_drawn=False)
-        return Placed(engine, room, shape, predicted, speed(self.info, shape, rates=self.rates))
+        return Placed(engine, room, shape, predicted, self.measures.speed(shape, self.rates))
 
     def _drawn(self, placed: Placed) -> Placed:
         """The same with its buffers as the engine reserves them."""
+        if not self.drawings.has_one_more():
+            return placed
         engine, room, shape = placed.engine, placed.room, placed.shape
         return replace(placed, predicted=self._predicted(engine, room, shape, is_drawn=True))
 

@@ -84,13 +84,25 @@ def _after(view: View, actions: Iterable[Action]) -> View:
     return replace(view, instances=instances)
 
 
+def awaits_launch(view: View, *, now_s: float) -> bool:
+    """Whether a launch, or its refusal, has to be thought about; quickly told."""
+    if view.engines is None:
+        return False
+    present = {seen.model_id: seen for seen in view.instances}
+    return any(
+        (seen := present.get(served.model_id)) is None or _is_due(seen, now_s=now_s)
+        for served in wanted(view, now_s=now_s)
+    ) or any(demand.context for demand in view.demand.values())
+
+
 def _stops(view: View, *, now_s: float) -> Iterator[Stop]:
     for seen in view.instances:
-        if seen.state not in RELEASING and (reason := _why_stop(view, seen, now_s=now_s)):
+        if seen.state not in RELEASING and (reason := why_stop(view, seen, now_s=now_s)):
             yield Stop(seen.instance_id, reason)
 
 
-def _why_stop(view: View, seen: Observed, *, now_s: float) -> str | None:
+def why_stop(view: View, seen: Observed, *, now_s: float) -> str | None:
+    """Why a running instance is to end on its own account; None where it is not."""
     served = view.models.get(seen.model_id)
     if served is None:
         return "the model is no longer offered"
@@ -158,12 +170,12 @@ def _with_context(
         could_free=freeable(others, now_s=now_s),
         context=context,
     )
-    wanted = f"context {context} is asked for, {loaded} is loaded"
+    asked = f"context {context} is asked for, {loaded} is loaded"
     if isinstance(plan, Shortfall) and not make_room(others, served, plan, now_s=now_s):
-        return Allow(seen.instance_id, context, f"{wanted}, more finds no room: {plan.reason}")
+        return Allow(seen.instance_id, context, f"{asked}, more finds no room: {plan.reason}")
     if view.settings.context_policy is ContextPolicy.CLIENT and not is_pinned(view, seen):
-        return Yield(seen.instance_id, wanted)  # other models' callers come before the next size
-    return Stop(seen.instance_id, wanted, finishes=True)
+        return Yield(seen.instance_id, asked)  # other models' callers come before the next size
+    return Stop(seen.instance_id, asked, finishes=True)
 
 
 def _launches(view: View, *, now_s: float) -> Iterator[Action]:
@@ -173,7 +185,7 @@ def _launches(view: View, *, now_s: float) -> Iterator[Action]:
     alive = sum(not seen.state.is_down for seen in view.instances)
     ours = taken(view.hardware, view.instances)
     first: list[ServedModel] = []  # they start now, or room is being made for them
-    for served in _wanted(view, now_s=now_s):
+    for served in wanted(view, now_s=now_s):
         seen = present.get(served.model_id)
         if seen is not None and not _is_due(seen, now_s=now_s):
             if seen.state is InstanceState.FAILED and seen.waiting:
@@ -204,7 +216,7 @@ def _launches(view: View, *, now_s: float) -> Iterator[Action]:
                 ours.promised.update(dict.fromkeys(claims, _NOBODYS_BYTES))
 
 
-def _wanted(view: View, *, now_s: float) -> list[ServedModel]:
+def wanted(view: View, *, now_s: float) -> list[ServedModel]:
     """Models that somebody waits for, the longest wait for a turn first, then pinned ones."""
 
     def rank(served: ServedModel) -> tuple[float, str]:
@@ -212,10 +224,10 @@ def _wanted(view: View, *, now_s: float) -> list[ServedModel]:
         waited_s = patience_s(view, served.model_id, now_s=now_s) if waits else -1.0
         return (-waited_s, served.model_id)
 
-    wanted = (m for m in view.models.values() if m.settings.pin or m.model_id in view.demand)
+    asked = (m for m in view.models.values() if m.settings.pin or m.model_id in view.demand)
     in_backoff = {i.model_id for i in view.instances if i.state is InstanceState.BACKOFF}
     kept = (m for m in view.models.values() if m.model_id in in_backoff)
-    return sorted({m.model_id: m for m in (*wanted, *kept)}.values(), key=rank)
+    return sorted({m.model_id: m for m in (*asked, *kept)}.values(), key=rank)
 
 
 def _is_due(seen: Observed, *, now_s: float) -> bool:

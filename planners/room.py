@@ -81,9 +81,9 @@ def make_rivals_leave(
     for seen, why in others:
         reason = f"to load {served.model_id}: {why}"
         if seen in idle:
-            departures.append(Stop(seen.instance_id, reason))
+            departures.append(Stop(seen.instance_id, reason, served.model_id))
         elif seen in busy:
-            departures.append(Yield(seen.instance_id, reason))
+            departures.append(Yield(seen.instance_id, reason, served.model_id))
         elif view.models[seen.model_id].settings.pin and served.model_id in view.demand:
             pinned = f"{why}, and {seen.model_id} is pinned"
             return Refuse(served.model_id, pinned, retry_after_s=None)
@@ -101,11 +101,11 @@ def make_room_by_count(
         return Refuse(served.model_id, str(never), retry_after_s=None)
     reason = f"to load {served.model_id}: {view.settings.max_loaded} models at once is the limit"
     for seen in evictable(view, now_s=now_s)[:1]:
-        return (Stop(seen.instance_id, reason),), Waiting()
+        return (Stop(seen.instance_id, reason, served.model_id),), Waiting()
     if not evictable(view, now_s=now_s, lingering=True):
         busy = yielding(view, served, now_s=now_s)
         for seen in sorted(busy, key=lambda seen: seen.ready_since_s or 0.0)[:1]:
-            return (Yield(seen.instance_id, reason),), Waiting()
+            return (Yield(seen.instance_id, reason, served.model_id),), Waiting()
     return Waiting()
 
 
@@ -116,7 +116,7 @@ def make_room(
     idle = evictable(view, now_s=now_s, lingering=lingering)
     chosen = victims([_candidate(seen) for seen in idle], shortfall)
     reason = f"to make room for {served.model_id}: {shortfall.reason}"
-    return tuple(Stop(instance_id, reason) for instance_id in chosen)
+    return tuple(Stop(instance_id, reason, served.model_id) for instance_id in chosen)
 
 
 def make_turn(view: View, served: ServedModel, shortfall: Shortfall, *, now_s: float) -> Departures:
@@ -127,7 +127,7 @@ def make_turn(view: View, served: ServedModel, shortfall: Shortfall, *, now_s: f
     chosen = victims([_candidate(seen) for seen in candidates], shortfall)
     waited = format_duration(patience_s(view, served.model_id, now_s=now_s))
     reason = f"its turn is over: {served.model_id} was waited for {waited}, {shortfall.reason}"
-    return tuple(Yield(i, reason) if i in busy else Stop(i, reason) for i in chosen)
+    return tuple((Yield if i in busy else Stop)(i, reason, served.model_id) for i in chosen)
 
 
 def claim_of(view: View, shortfall: Shortfall) -> Waiting:

@@ -6,7 +6,7 @@ device they were within a third of what other models measured, with the defaults
 by two; they rank placements, and promise nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -284,24 +284,43 @@ def _borrowed_s(
 
 
 def speed(
-    model: ModelInfo, shape: LaunchShape, *, rates: Rates, used_tokens: int = USED_TOKENS
+    model: ModelInfo,
+    shape: LaunchShape,
+    *,
+    rates: Rates,
+    used_tokens: int = USED_TOKENS,
+    asked: Sequence[Load] = (),
 ) -> Speed:
-    """Predicted tokens/s of `shape`, its slots all busy, `used_tokens` deep in their contexts."""
-    asked = loads(model, shape, used_tokens=used_tokens)
+    """Predicted tokens/s of `shape`, its slots all busy, `used_tokens` deep in their contexts.
+
+    `asked`: its `loads`, where they are known already.
+    """
+    asked = asked or loads(model, shape, used_tokens=used_tokens)
     owners = _owners(model, shape)
     host, n_ubatch = rates[HOST], n_tokens(shape)
     borrower = rates[owners[-1]] if shape.split else None
     token_s, total_s = 0.0, STEP_S + _hops_s(model, shape, rates)
+    known: dict[tuple[int, DeviceId, bool], tuple[float, float]] = {}  # few layers are unlike
     for i, (load, owner) in enumerate(zip(asked, owners, strict=True)):
         device = None if owner == HOST else rates[owner]
-        is_lean = i < shape.n_cpu_moe and device is not None
-        total_s += step_s(
-            load, device or host, n_parallel=shape.n_parallel, has_experts=not is_lean
-        )
-        if device is not None and is_lean:
-            total_s += experts_s(load, host, device, n_parallel=shape.n_parallel)
-        token_s += layer_prompt_s(load, device, host, borrower, n_ubatch=n_ubatch, is_lean=is_lean)
+        key = (id(load), owner, i < shape.n_cpu_moe and device is not None)
+        if (seconds := known.get(key)) is None:
+            step = _layer_step_s(load, device, host, n_parallel=shape.n_parallel, is_lean=key[2])
+            prompt = layer_prompt_s(load, device, host, borrower, n_ubatch=n_ubatch, is_lean=key[2])
+            seconds = known[key] = step, prompt
+        total_s += seconds[0]
+        token_s += seconds[1]
     return Speed(1 / token_s, shape.n_parallel / total_s)
+
+
+def _layer_step_s(
+    load: Load, device: Rate | None, host: Rate, *, n_parallel: int, is_lean: bool
+) -> float:
+    """Seconds of a decode step for one layer on a device, or on the host where that is None."""
+    step = step_s(load, device or host, n_parallel=n_parallel, has_experts=not is_lean)
+    if device is None or not is_lean:
+        return step
+    return step + experts_s(load, host, device, n_parallel=n_parallel)
 
 
 def layer_prompt_s(

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from planners.backends import Engine
 from planners.hardware import DeviceId, HardwareProfile
+from planners.layout.measures import Measures
 from planners.model import ModelId, ServedModel
 from planners.placement import Unplaced, attempt_launch
 from planners.plan import LaunchPlan, Shortfall
@@ -30,10 +31,11 @@ def plan_together(
     the first few before the rest. The order that fits most models counts, then the least time for
     a token of each; of equals the given one.
     """
+    measures = {m.model_id: Measures(m.info, m.draft) for m in models}
     best: _Attempts | None = None
     for i in range(min(max(len(models), 1), ORDERS)):
         order = (*models[i : i + 1], *models[:i], *models[i + 1 :])
-        attempts = _in_turn(order, hardware, engines, rules, promised)
+        attempts = _in_turn(order, hardware, engines, rules, promised, measures)
         if best is None or _merit(attempts) > _merit(best):
             best = attempts
     found = best or {}
@@ -51,12 +53,18 @@ def _in_turn(
     engines: tuple[Engine, ...],
     rules: PlacementRules,
     promised: Mapping[DeviceId, int],
+    measures: Mapping[ModelId, Measures],
 ) -> _Attempts:
     spoken_for = Counter(promised)
     attempts: _Attempts = {}
     for served in order:
         attempt = attempt_launch(
-            served, hardware=hardware, engines=engines, rules=rules, promised=Counter(spoken_for)
+            served,
+            hardware=hardware,
+            engines=engines,
+            rules=rules,
+            promised=Counter(spoken_for),
+            measures=measures[served.model_id],
         )
         attempts[served.model_id] = attempt  # may be asked later, of what was promised by now
         if isinstance(attempt, LaunchPlan):

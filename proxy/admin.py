@@ -36,6 +36,7 @@ from proxy.admin_values import (
 from proxy.bodies import decoded, read_body
 from proxy.errors import BadRequest, CallerLeft, Dialect, ProxyError, UnknownModel, answer, body
 from supervisor.lease import LeaseError, Stopping
+from supervisor.planner import PlanTookTooLong
 from supervisor.probe import HostUnread
 
 MAX_BODY_BYTES = 64 << 10  # a name and two numbers
@@ -68,7 +69,7 @@ class AdminService(Protocol):
     ) -> Outlook:
         """How it would be launched now, or on `hardware`; None leaves a number to the settings.
 
-        Raises HostUnread where this machine cannot be read.
+        Raises HostUnread where this machine cannot be read, and PlanTookTooLong.
         """
 
     async def profile(self) -> str:
@@ -134,7 +135,7 @@ def _answering(service: AdminService, handler: Handler) -> Callable[[Request], A
             return _json(await handler(request))
         except ReloadRefused as exc:
             return _json({"error": str(exc)}, status=409)
-        except HostUnread as exc:
+        except (HostUnread, PlanTookTooLong) as exc:
             return _json({"error": str(exc)}, status=503)
         except CallerLeft:
             return Response(status_code=499)  # nobody reads it

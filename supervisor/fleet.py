@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
+from functools import partial
 from math import inf
 from time import monotonic
 
@@ -18,12 +19,10 @@ from planners.hardware import HardwareProfile
 from planners.learning import Exchange, learned_from
 from planners.model import BrokenFile, ModelId, ServedModel
 from planners.other_machine import engines_there
-from planners.outlook import Outlook, Surroundings, outlook
+from planners.outlook import Outlook, Surroundings
 from planners.plan import InstanceId, LaunchPlan
-from planners.reconcile import reconcile
 from planners.settings import ContextPolicy
 from planners.speed import NOTHING_LEARNED
-from planners.taken import taken
 from planners.view import Observed, View
 from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired, Ground
@@ -32,6 +31,7 @@ from supervisor.instance import Instance, Shop
 from supervisor.journal import Journal
 from supervisor.lease import Lease, LeaseBook, ModelUnavailable, Usage
 from supervisor.leasing import Leasing
+from supervisor.planner import Planner
 from supervisor.preflight import PreflightCache, Preflights
 from supervisor.probe import HardwareProbe, HostUnread
 from supervisor.settling import SAMPLE_S, MemoryWatch
@@ -79,6 +79,7 @@ class Fleet:
         self._learned = NOTHING_LEARNED
         self._woken = asyncio.Event()
         self._stopping = asyncio.Event()
+        self._planner = Planner(changed=self.look)
         self._preflights = Preflights(
             PreflightCache(ground.preflights),
             environ=ground.environ,
@@ -99,7 +100,7 @@ class Fleet:
 
     async def run(self) -> None:
         """Look and act until stop() was called and every child is reaped."""
-        async with asyncio.TaskGroup() as tasks:
+        async with self._planner, asyncio.TaskGroup() as tasks:
             asking = tasks.create_task(self._probe.attend(self.look), name="rpc servers")
             loop = tasks.create_task(self._look_forever(tasks), name="fleet loop")
             await self._stopping.wait()
@@ -207,19 +208,16 @@ class Fleet:
     ) -> Outlook:
         """How the model would be launched beside what runs now, on fresh numbers.
 
-        With `elsewhere`: alone on that machine. Raises HostUnread.
+        With `elsewhere`: alone on that machine. Raises HostUnread, PlanTookTooLong, Stopping.
         """
-        here = self._desired.engines or ()
+        here, rules = self._desired.engines or (), self._desired.rules
         if elsewhere is not None:
-            engines = engines_there(elsewhere, here=here)
-            return outlook(served, elsewhere, Surroundings(engines, self._desired.rules, {}, {}))
+            around = Surroundings(engines_there(elsewhere, here=here), rules, {}, {})
+            return await self._planner.outlook(served, elsewhere, around)
         profile = await self.profile()
         others = [seen for seen in self.running() if seen.model_id != served.model_id]
-        ours = taken(profile, others)
-        around = Surroundings(
-            here, self._desired.rules, ours.promised, ours.held, learned=self._learned
-        )
-        return outlook(served, profile, around)
+        around = Surroundings(here, rules, {}, {}, learned=self._learned).beside(others, profile)
+        return await self._planner.outlook(served, profile, around)
 
     async def profile(self) -> HardwareProfile:
         """The machine on fresh numbers. Raises HostUnread."""
@@ -230,9 +228,7 @@ class Fleet:
 
     def log_lines(self, model_id: ModelId, n: int) -> tuple[str, ...]:
         """Up to `n` newest lines of the log of the model's child."""
-        for instance in self._leasing.of(model_id):
-            return instance.log_lines(n)
-        return ()
+        return next((instance.log_lines(n) for instance in self._leasing.of(model_id)), ())
 
     @property
     def card_appeared(self) -> asyncio.Event:
@@ -269,21 +265,24 @@ class Fleet:
 
     async def _look_forever(self, tasks: asyncio.TaskGroup) -> None:
         while True:
-            for action in await self._decide():
+            for action in await self._decided():
                 self._begin(action, tasks)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._until_next_look_s()):
                     await self._woken.wait()
             self._woken.clear()
 
-    async def _decide(self) -> tuple[Action, ...]:
+    async def _decided(self) -> tuple[Action, ...]:
         """What to do now; launches and refusals are decided on a fresh profile."""
         is_settling = self._memory.settling(now_s=monotonic())
-        profile = await self._read_profile(max_age_s=SAMPLE_S / 2 if is_settling else PROFILE_S)
-        if profile is None or not reconcile(self._view(profile), now_s=monotonic()):
-            return ()
-        profile = await self._read_profile(max_age_s=FRESH_S) or profile
-        return reconcile(self._view(profile), now_s=monotonic())
+        for max_age_s in (SAMPLE_S / 2 if is_settling else PROFILE_S, FRESH_S):
+            profile = await self._read_profile(max_age_s=max_age_s)
+            if profile is None:
+                return ()
+            actions = await self._planner.decided(partial(self._view, profile))
+            if not actions:
+                return ()
+        return actions
 
     async def _read_profile(self, *, max_age_s: float) -> HardwareProfile | None:
         """The machine, read again when the last reading is older; None where it never could be."""
@@ -309,7 +308,9 @@ class Fleet:
             models=self._leasing.processes().models,
             instances=self.running(),
             demand=self._book.demand(now_s=now_s),
-            hardware=self._preflights.reserved(profile, is_waiting=self._book.waiting),
+            hardware=self._preflights.reserved(
+                self._profile or profile, is_waiting=self._book.waiting
+            ),
             engines=self._desired.engines,
             rules=self._desired.rules,
             settings=settings,
@@ -331,7 +332,7 @@ class Fleet:
                 instance = self._instances[instance_id]
                 instance.serves_context = context
                 instance.resume(plan, self._engine(plan))
-            case Stop(instance_id, reason, finishes):
+            case Stop(instance_id, reason, finishes=finishes):
                 drain_s = LONGEST_REPLY_S if finishes else self._desired.settings.finish_s
                 self._instances[instance_id].stop(reason, drain_s=drain_s)
             case Yield(instance_id, reason):
@@ -422,6 +423,5 @@ class Fleet:
 
     def _forget_keep_alive(self, model_id: ModelId) -> None:
         """What callers wished for ends with the instance, unless somebody already waits anew."""
-        present = any(i.model_id == model_id for i in self._instances.values())
-        if not present and not self._book.waiting(model_id):
+        if not self._leasing.of(model_id) and not self._book.waiting(model_id):
             self._leasing.wishes.forget_keep_alive(model_id)

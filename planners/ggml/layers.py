@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from planners.ggml.header import GgufArray, GgufHeader, Scalar, Tensor
 from planners.model import LayerInfo, LayerKind, RecurrentShape, WeightInfo
 
-MAX_LAYERS = 1 << 12  # the deepest model so far has 126
+MAX_LAYERS = 512  # the deepest model so far has 162 (Nemotron Ultra 253B)
 USUAL_HEAD = 128  # elements; what most models of today have
 MAX_WIDTH = 1 << 31  # llama.cpp holds widths in uint32
 

@@ -91,7 +91,8 @@ class _Allocator:
                     self._allocate(source)
         for node in nodes:
             for source in node.src:
-                self._allocate(source)
+                if not (source.is_owned or source.view_src or source.buffer is not None):
+                    self._allocate(source)
             self._allocate(node)
             for source in node.src:
                 self._release(source)

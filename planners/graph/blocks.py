@@ -72,6 +72,8 @@ class Builder:
     caches: dict[LayerKind, Cache] = field(default_factory=dict)
     is_fused: bool = True
     """Whether delta nets are one operation; not where a device computes for a layer of the host."""
+    _named: dict[int, dict[str, WeightInfo]] = field(default_factory=dict)
+    """Weights by name, of each layer met; many are one object."""
 
     def expand(self, *nodes: Node) -> None:
         """Put nodes into the graph now."""
@@ -82,8 +84,11 @@ class Builder:
 
     def weight(self, at: Placed, name: str) -> Node | None:
         """A layer's weight, None where it has none of that name."""
-        found = at.layer.weight(name)
-        if found is None:
+        named = self._named.get(id(at.layer))
+        if named is None:
+            named = {weight.name: weight for weight in reversed(at.layer.weights)}
+            self._named[id(at.layer)] = named
+        if (found := named.get(name)) is None:
             return None
         return _weight(found, at.host if name in at.on_host else at.backend)
 

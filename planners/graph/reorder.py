@@ -67,13 +67,12 @@ class _Order:
     def _dependencies(self) -> list[list[int]]:
         """Per node the earlier ones that it must not pass."""
         by_base: dict[int, list[int]] = defaultdict(list)
-        found = []
+        found, index = [], self._index
         for j, node in enumerate(self._nodes):
-            base = id(node.view_src or node)
-            needs = {self._index[id(s)] for s in node.src if id(s) in self._index}
-            needs.update(by_base[base])
-            found.append(sorted(i for i in needs if i < j))
-            by_base[base].append(j)
+            of_base = by_base[id(node.view_src or node)]
+            needs = [i for source in node.src if (i := index.get(id(source), j)) < j]
+            found.append(needs + of_base if of_base else needs)
+            of_base.append(j)
         return found
 
     def _kept(self, start: int) -> int:
@@ -95,8 +94,9 @@ class _Order:
         first, used, needs, is_empty = self._first, self._used, self._needs, self._is_empty
         ahead = range(first + 1, min(first + _AHEAD, len(self._nodes)))
         group = [first]
+        is_head = self._is_head
         for j in ahead:  # `used` grows on the way
-            if used[j] or is_empty[j] or (self._is_head[j] and self._kept(j)):
+            if used[j] or is_empty[j] or (is_head[j] and self._kept(j)):
                 continue
             for c in needs[j]:
                 if c >= first and not used[c] and not self._fuses(c, j, group[-1]):
@@ -108,7 +108,10 @@ class _Order:
             for j in ahead:
                 if used[j] or not is_empty[j]:
                     continue
-                if all(c < first or used[c] or c in group for c in needs[j]):
+                for c in needs[j]:
+                    if c >= first and not used[c] and c not in group:
+                        break
+                else:
                     group.append(j)
         return group
 

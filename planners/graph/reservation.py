@@ -22,7 +22,7 @@ from planners.kv_cache import LaunchShape
 from planners.model import LayerInfo, ModelInfo
 
 VULKAN = "vulkan"
-MOST_DRAWN = 256  # layers in one graph; each takes a millisecond or two
+MOST_DRAWN = 64  # layers in one graph; each takes half a millisecond or two
 _TRIED_TOKENS = 16  # of each sequence, in the graph that fused operations are tried with
 _REMEMBERED = 512  # reservations; a placement tries a few dozen
 _MODELS = 64  # whose equal layers are known

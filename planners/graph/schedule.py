@@ -93,12 +93,12 @@ def _batch(node: Node) -> int:
 
 def _expand(nodes: Sequence[Node], backends: Backends, *, is_host_taken: bool) -> None:
     """Pass 2: neighbours of assigned nodes follow them, downwards first."""
+    passed_by = -1 if is_host_taken else backends.host
     for ordered in (nodes, nodes[::-1]):
         current = -1
         for node in ordered:
             if node.backend >= 0:
-                on_host = node.backend == backends.host
-                current = -1 if on_host and not is_host_taken else node.backend
+                current = -1 if node.backend == passed_by else node.backend
             elif current >= 0 and backends.supports(current, node):
                 node.backend = current
 
@@ -138,8 +138,11 @@ def _runs(nodes: Sequence[Node]) -> list[Split]:
             if node.backend != run.backend or (run.inputs and _borrows(node, run.backend)):
                 run = Split(node.backend, [], [])
                 runs.append(run)
+            here = run.backend
             for j, source in enumerate(node.src):
-                if _home(source) != run.backend:
+                if source.backend == here and source.buffer is None and source.view_src is None:
+                    continue  # as `_home` would say, quicker
+                if _home(source) != here:
                     key = (id(source), run.backend)
                     if key not in copies:
                         copies[key] = Node("", source.ne, size=source.size, nb=source.nb,

@@ -57,21 +57,21 @@ class Node:
         n_bytes: int | None = None,
     ) -> None:
         self.op, self.ne, self.size, self.src = op, ne, size, list(src)
-        self.nb = nb or strides(ne, size)
         self.view_src: Node | None = None if view_of is None else view_of.view_src or view_of
-        self.n_bytes = _span(ne, self.nb, size) if n_bytes is None else n_bytes
+        if nb is None:
+            a, b, c, d = ne
+            row = a * size
+            self.nb = (size, row, row * b, row * b * c)
+            self.n_bytes = int(row * b * c * d) if n_bytes is None else n_bytes
+        else:
+            self.nb = nb
+            self.n_bytes = _span(ne, nb, size) if n_bytes is None else n_bytes
         self.is_input = self.is_output = self.is_weight = self.is_pinned = False
         self.buffer: int | None = None
         """The backend in whose memory it lies already; None where it is to be allocated."""
         self.backend = -1
         self.n_children = self.n_views = self.offset = 0
         self.is_owned = False
-
-
-def strides(ne: Shape, size: float) -> Strides:
-    """Byte strides of a contiguous tensor."""
-    first = ne[0] * size
-    return (size, first, first * ne[1], first * ne[1] * ne[2])
 
 
 def _span(ne: Shape, nb: Strides, size: float) -> int:
@@ -95,17 +95,18 @@ class Graph:
         if id(node) in self._seen:
             return
         # An explicit stack: a graph of a hundred layers would exhaust Python's.
-        stack: list[tuple[Node, int]] = [(node, 0)]
-        self._seen.add(id(node))
+        seen = self._seen
+        stack = [(node, iter(node.src))]
+        seen.add(id(node))
         while stack:
-            here, at = stack.pop()
-            if at < len(here.src):
-                stack.append((here, at + 1))
-                source = here.src[at]
-                if id(source) not in self._seen:
-                    self._seen.add(id(source))
-                    stack.append((source, 0))
+            here, sources = stack[-1]
+            for source in sources:
+                if id(source) not in seen:
+                    seen.add(id(source))
+                    stack.append((source, iter(source.src)))
+                    break
             else:
+                stack.pop()
                 (self.nodes if here.op else self.leafs).append(here)
 
 

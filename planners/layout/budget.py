@@ -5,6 +5,9 @@ from dataclasses import dataclass, replace
 
 from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile
 
+MOST_DEVICES = (
+    15  # in one plan: llama-server refuses a --tensor-split of 16 (llama_max_devices, b10434)
+)
 CUDA_CONTEXT_BYTES = 600 << 20  # 107 to 555 MiB were reported, by the number of multiprocessors
 CUDA_CONTEXT_SHARE = 0.03
 CONTEXT_BYTES = 256 << 20  # Vulkan, Metal and others
@@ -42,12 +45,15 @@ class Budgets:
     devices: tuple[Budget, ...]
     notes: tuple[str, ...]
     """Each device left out, and why."""
+    spared: tuple[Budget, ...] = ()
+    """Devices above MOST_DEVICES, with which nothing is planned."""
 
     def room_bytes(self, device_id: DeviceId) -> int:
         """The room on one device or on HOST."""
         if device_id == HOST:
             return self.host_bytes
-        return {budget.device_id: budget.room_bytes for budget in self.devices}[device_id]
+        known = (*self.devices, *self.spared)
+        return {budget.device_id: budget.room_bytes for budget in known}[device_id]
 
 
 def budgets(
@@ -74,11 +80,15 @@ def budgets(
             if device.kind is DeviceKind.INTEGRATED:
                 notes.append(f"{device.name} is not used: its memory is the host's")
         found = [pair for pair in found if pair[0].kind is not DeviceKind.INTEGRATED]
-    ranked = sorted(found, key=lambda pair: _speed_rank(pair[0]))
+    ranked = [b for _, b in sorted(found, key=lambda pair: _speed_rank(pair[0]))]
+    used = sorted(ranked, key=lambda b: b.room_bytes <= b.overhead_bytes)[:MOST_DEVICES]
+    spared = tuple(budget for budget in ranked if budget not in used)
+    notes += (f"{b.label} is not used: {MOST_DEVICES} faster or larger devices are" for b in spared)
     return Budgets(
         host_bytes=host_bytes(hardware, promised=promised, held=held),
-        devices=tuple(budget for _, budget in ranked),
+        devices=tuple(budget for budget in ranked if budget in used),
         notes=tuple(notes),
+        spared=spared,
     )
 
 

@@ -10,24 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, permutations
 
-from planners.compute import MARGIN_SHARE, device_compute_bytes
 from planners.hardware import HOST, DeviceId
-from planners.kv_cache import LaunchShape, kept_bytes
+from planners.kv_cache import LaunchShape
 from planners.layout.budget import Budget
+from planners.layout.measures import Measures
 from planners.layout.partition import Blocks, Place, fits, partition
-from planners.memory import host_overhead_bytes, predict_draft
+from planners.memory import host_overhead_bytes
 from planners.model import ModelInfo
-from planners.speed import (
-    PROMPT_WEIGHT,
-    Load,
-    Rate,
-    Rates,
-    entry_s,
-    experts_s,
-    layer_prompt_s,
-    loads,
-    step_s,
-)
+from planners.speed import Rates, entry_s
 
 ASKED_FOR = 1e3  # by so much the host counts as slower where a slow device was asked for by name
 FEW = 3  # devices of which every order is tried; one more would cost 24 passes
@@ -48,14 +38,17 @@ class Layout:
 class Splitter:
     """Splits of one model over devices, as the engine and the rates have it."""
 
-    info: ModelInfo
+    measures: Measures
     devices: tuple[Budget, ...]
     rates: Rates
     companion_bytes: int
-    """What a projector takes on the first device by name."""
+    """What a projector takes on the first device by name, where a draft model goes too."""
     host_room_bytes: int
-    draft: ModelInfo | None = None
-    """A draft model, which goes there too."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model's facts."""
+        return self.measures.info
 
     def full(self, shape: LaunchShape) -> Layout | None:
         """All layers on the fastest devices that hold them; None where they do not fit."""
@@ -90,8 +83,13 @@ class Splitter:
     def holds_weights(self) -> bool:
         """False where no shape whatever has all layers on devices; quickly told."""
         room = sum(max(0, b.room_bytes - b.overhead_bytes) for b in self.devices)
-        weights = sum(layer.weight_bytes for layer in self.info.layers)
-        return weights + self.info.output_bytes <= room
+        return self.measures.weights_bytes <= room
+
+    def host_has_room(self, shape: LaunchShape) -> bool:
+        """False where the host lacks room for the shape wherever its layers lie; quickly told."""
+        own = sum(max(0, b.room_bytes) for b in self.devices if not b.shares_host)
+        rest = max(0, sum(self.measures.sizes(replace(shape, n_cpu_moe=0))) - own)
+        return self.measures.least_on_host_bytes(shape) + rest <= self.host_room_bytes
 
     @property
     def is_host_slower(self) -> bool:
@@ -113,25 +111,11 @@ class Splitter:
         layouts = task.layouts(_first_orders(self.devices))
         return min(layouts, key=lambda each: each.cost_ps, default=None)
 
-    def compute_bytes(self, shape: LaunchShape, *, n_gpu_layers: int) -> int:
-        """What each device takes before its first layer, the margin included."""
-        split = ((self.devices[0].device_id, n_gpu_layers),)
-        compute = device_compute_bytes(self.info, replace(shape, split=split))
-        return compute + int(compute * MARGIN_SHARE)
-
-    def companion_bytes_beside(self, shape: LaunchShape) -> int:
-        """What projector and draft model take on the device that has them."""
-        if self.draft is None:
-            return self.companion_bytes
-        device_id = self.devices[0].device_id
-        parts = predict_draft(self.draft, shape, device_id=device_id, is_drawn=False)
-        return self.companion_bytes + parts[-1].upper_bytes
-
     def _most_on_host(self, shape: LaunchShape) -> int:
         """The longest prefix for which the host has room, as far as can be told beforehand."""
         lean = sum(layer.expert_bytes for layer in self.info.layers[: shape.n_cpu_moe])
         room = self.host_room_bytes - host_overhead_bytes(self.info) - self.info.input_bytes - lean
-        ends = [*accumulate(layer_sizes(self.info, shape), initial=0)]
+        ends = [*accumulate(self.measures.sizes(shape), initial=0)]
         return max(i for i, end in enumerate(ends) if end <= max(room, 0))
 
 
@@ -151,27 +135,37 @@ class _Task:
         cls, splitter: Splitter, shape: LaunchShape, *, n_gpu_layers: int, most_on_host: int
     ) -> "_Task":
         """`n_gpu_layers`: as far as it decides the compute buffers."""
-        compute = splitter.compute_bytes(shape, n_gpu_layers=n_gpu_layers)
-        companion = splitter.companion_bytes_beside(shape)
-        sizes = layer_sizes(splitter.info, shape)
+        compute = splitter.measures.compute_bytes(shape, n_gpu_layers=n_gpu_layers)
+        companion = splitter.companion_bytes + splitter.measures.draft_bytes(shape)
+        sizes = splitter.measures.sizes(shape)
         return cls(splitter, shape, most_on_host, compute, companion, sizes)
 
     def layouts(self, orders: Iterable[Sequence[Budget]]) -> Iterator[Layout]:
         """The fastest layout of each order, once for each device that could take a companion."""
-        splitter = self.splitter
-        orders = self.possible(orders)
-        if not orders:
-            return
-        host_ps, costs = _costs(splitter, self.shape)
-        for order in orders:
-            for taker in order if self.companion_bytes else (None,):
+        for order in self.possible(orders):
+            for taker in self._takers(order):
                 used = [b for b in order if not taker or b.engine_name >= taker.engine_name]
-                places = [self._place(b, costs[b.device_id], is_taker=b is taker) for b in used]
+                rooms = [self._room_bytes(b, is_taker=b is taker) for b in used]
+                if not (self.most_on_host or fits(self.sizes, rooms)):
+                    continue
+                places = [
+                    self._place(b, room_bytes, is_needed=b is taker)
+                    for b, room_bytes in zip(used, rooms, strict=True)
+                ]
                 blocks = partition(
-                    self.sizes, places, host_ps=host_ps, most_on_host=self.most_on_host
+                    self.sizes, places, host_ps=self._host_ps(), most_on_host=self.most_on_host
                 )
                 if blocks is not None:
                     yield Layout(replace(self.shape, split=_split(used, blocks)), blocks.cost_ps)
+
+    def _takers(self, order: Sequence[Budget]) -> Sequence[Budget | None]:
+        """The devices to try a companion on: of many with room, the first ones and the fastest."""
+        if not self.companion_bytes:
+            return (None,)
+        least = self.compute_bytes + self.companion_bytes + min(self.sizes)
+        roomy = [b for b in order if b.room_bytes - b.overhead_bytes >= least]
+        first = sorted(roomy, key=lambda budget: budget.engine_name)[:FEW]
+        return [b for i, b in enumerate(roomy) if b in first or i >= len(roomy) - FEW]
 
     def possible(self, orders: Iterable[Sequence[Budget]]) -> tuple[Sequence[Budget], ...]:
         """The orders that have room for all, a companion left out; quickly told."""
@@ -184,72 +178,30 @@ class _Task:
             if fits(self.sizes, [b.room_bytes - b.overhead_bytes - fixed for b in order])
         )
 
-    def _place(self, budget: Budget, layer_ps: Sequence[int], *, is_taker: bool) -> Place:
+    def _room_bytes(self, budget: Budget, *, is_taker: bool) -> int:
         taken = self.companion_bytes if is_taker else 0
-        rate = self.splitter.rates[budget.device_id]
+        return budget.room_bytes - budget.overhead_bytes - self.compute_bytes - taken
+
+    def _place(self, budget: Budget, room_bytes: int, *, is_needed: bool) -> Place:
+        measures, rates = self.splitter.measures, self.splitter.rates
+        rate = rates[budget.device_id]
         return Place(
-            room_bytes=budget.room_bytes - budget.overhead_bytes - self.compute_bytes - taken,
-            layer_ps=layer_ps,
-            entry_ps=_ps(entry_s(self.splitter.info, self.shape, rate)),
-            is_needed=is_taker,
+            room_bytes=room_bytes,
+            layer_ps=measures.device_ps(self.shape, rate, rates[HOST]),
+            entry_ps=round(entry_s(measures.info, self.shape, rate) * 1e12),
+            is_needed=is_needed,
         )
+
+    def _host_ps(self) -> Sequence[int]:
+        devices, rates = self.splitter.devices, self.splitter.rates
+        penalty = ASKED_FOR if any(b.is_wanted for b in devices) else 1.0
+        borrower = rates[devices[0].device_id]
+        return self.splitter.measures.host_ps(self.shape, rates[HOST], borrower, penalty=penalty)
 
 
 def companion_device(devices: Sequence[Budget]) -> DeviceId:
     """The device that takes the projector: the engine's first, whatever `--device` says."""
     return min(devices, key=lambda budget: budget.engine_name).device_id
-
-
-def layer_sizes(info: ModelInfo, shape: LaunchShape) -> list[int]:
-    """Bytes that each layer takes on a device, the output layer last."""
-    sizes = [
-        layer.weight_bytes + kept
-        for layer, kept in zip(info.layers, kept_bytes(info, shape), strict=True)
-    ]
-    for i, layer in enumerate(info.layers[: shape.n_cpu_moe]):
-        sizes[i] -= layer.expert_bytes
-    return [*sizes, info.output_bytes]
-
-
-def _costs(splitter: Splitter, shape: LaunchShape) -> tuple[list[int], dict[DeviceId, list[int]]]:
-    """What each layer costs on the host, and what it costs on each device, in picoseconds."""
-    rates, asked = splitter.rates, loads(splitter.info, shape)
-    kinds = list(dict.fromkeys(asked))  # few kinds of layer make up a model
-    index = {load: number for number, load in enumerate(kinds)}
-    numbers = [index[load] for load in asked]
-    n_lean = shape.n_cpu_moe
-    borrower = rates[splitter.devices[0].device_id]
-    penalty = ASKED_FOR if any(b.is_wanted for b in splitter.devices) else 1.0
-    on_host = [_ps(penalty * _host_s(load, shape, rates[HOST], borrower)) for load in kinds]
-    alike: dict[Rate, list[int]] = {}
-    for rate in dict.fromkeys(rates[b.device_id] for b in splitter.devices):
-        lean, whole = (
-            [_ps(_device_s(load, shape, rate, rates[HOST], is_lean=is_lean)) for load in kinds]
-            for is_lean in (True, False)
-        )
-        alike[rate] = [lean[n] for n in numbers[:n_lean]] + [whole[n] for n in numbers[n_lean:]]
-    costs = {b.device_id: alike[rates[b.device_id]] for b in splitter.devices}
-    return [on_host[n] for n in numbers], costs
-
-
-def _device_s(load: Load, shape: LaunchShape, rate: Rate, host: Rate, *, is_lean: bool) -> float:
-    n = shape.n_parallel
-    step = step_s(load, rate, n_parallel=n, has_experts=not is_lean)
-    if is_lean:
-        step += experts_s(load, host, rate, n_parallel=n)
-    return step + PROMPT_WEIGHT * layer_prompt_s(
-        load, rate, host, n_ubatch=shape.n_ubatch, is_lean=is_lean
-    )
-
-
-def _host_s(load: Load, shape: LaunchShape, host: Rate, borrower: Rate) -> float:
-    prompt = layer_prompt_s(load, None, host, borrower, n_ubatch=shape.n_ubatch)
-    return step_s(load, host, n_parallel=shape.n_parallel) + PROMPT_WEIGHT * prompt
-
-
-def _ps(seconds: float) -> int:
-    """Seconds as whole picoseconds."""
-    return round(seconds * 1e12)
 
 
 def _first_orders(devices: Sequence[Budget]) -> Iterator[Sequence[Budget]]:

@@ -1,4 +1,6 @@
-"""The cheapest contiguous blocks of layers over places of unequal size and speed. Exact. Pure.
+"""The cheapest contiguous blocks of layers over places of unequal size and speed. Pure.
+
+Exact up to MOST_EXACT layers; more of them are dealt in runs of neighbours.
 
 A prefix stays on the host, then each place takes one block or none, in order. Dynamic programming
 with a sliding window per place: what a block may begin with only moves on as its end does, so
@@ -7,12 +9,14 @@ equals the later place gets the layer.
 """
 
 import struct
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from math import inf
+
+MOST_EXACT = 192  # the most that unlike layers of a model so far come to is 163, output included
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +50,18 @@ def partition(
 
     `host_ps`: cost of each layer on the host, which takes the first `most_on_host` at most.
     """
+    if len(sizes) > MOST_EXACT:
+        return _by_runs(sizes, places, host_ps=host_ps, most_on_host=most_on_host)
     n = len(sizes)
     best: list[float] = [*accumulate(host_ps, initial=0)]
     best[most_on_host + 1 :] = [inf] * (n - most_on_host)
     ends = [*accumulate(sizes, initial=0)]
-    begins = []
-    for place in places:
-        best, begun = _with(place, best, ends)
+    begins, begin, most = [], 0, most_on_host
+    for place, least in zip(places, _least_ends(places, ends), strict=True):
+        most = max(most, bisect_right(ends, ends[most] + place.room_bytes) - 1)
+        best, begun = _with(place, best, ends, begin=begin, least=least, most=most)
         begins.append(begun)
+        begin = least
     if best[n] == inf:
         return None
     counts, end = [], n
@@ -61,6 +69,32 @@ def partition(
         counts.append(end - begun[end])
         end = begun[end]
     return Blocks(n_host=end, counts=tuple(reversed(counts)), cost_ps=int(best[n]))
+
+
+def _by_runs(
+    sizes: Sequence[int], places: Sequence[Place], *, host_ps: Sequence[int], most_on_host: int
+) -> Blocks | None:
+    """As `partition`, with runs of layers for layers; the last one, the output, by itself."""
+    length = -(-(len(sizes) - 1) // (MOST_EXACT - 1))
+    ends = [*range(0, len(sizes) - 1, length), len(sizes) - 1, len(sizes)]
+
+    def runs(values: Sequence[int]) -> list[int]:
+        sums = [*accumulate(values, initial=0)]
+        return [sums[end] - sums[begin] for begin, end in pairwise(ends)]
+
+    costs = {id(place.layer_ps): place.layer_ps for place in places}  # most places are alike
+    by_run = {number: runs(layer_ps) for number, layer_ps in costs.items()}
+    found = partition(
+        runs(sizes),
+        [replace(place, layer_ps=by_run[id(place.layer_ps)]) for place in places],
+        host_ps=runs(host_ps),
+        most_on_host=bisect_right(ends, most_on_host) - 1,
+    )
+    if found is None:
+        return None
+    at = [*accumulate(found.counts, initial=found.n_host)]
+    counts = tuple(ends[end] - ends[begin] for begin, end in pairwise(at))
+    return Blocks(n_host=ends[found.n_host], counts=counts, cost_ps=found.cost_ps)
 
 
 def fits(sizes: Sequence[int], rooms: Sequence[int]) -> bool:
@@ -73,26 +107,51 @@ def fits(sizes: Sequence[int], rooms: Sequence[int]) -> bool:
     return placed == len(sizes)
 
 
+def _least_ends(places: Sequence[Place], ends: Sequence[int]) -> list[int]:
+    """For each place the least layers that it and those before it must have taken in the end."""
+    least, found = len(ends) - 1, list[int]()
+    for place in reversed(places):
+        found.append(least)
+        least = min(least, bisect_left(ends, ends[least] - place.room_bytes))
+    return found[::-1]
+
+
 def _with(
-    place: Place, before: Sequence[float], ends: Sequence[int]
+    place: Place,
+    before: Sequence[float],
+    ends: Sequence[int],
+    *,
+    begin: int,
+    least: int,
+    most: int,
 ) -> tuple[list[float], list[int]]:
-    """The least cost of the first i layers with one more place, and where its block begins."""
+    """The least cost of the first i layers with one more place, and where its block begins.
+
+    Told for `least` to `most` alone: fewer leave too many for the places to come, more find no
+    room. No block of the place begins before `begin` then.
+    """
     n = len(before)
+    best, begun = [inf] * n if place.is_needed else list(before), list(range(n))
+    if place.room_bytes < 0:
+        return best, begun
+    room_bytes, entry_ps = place.room_bytes, place.entry_ps
     cost = [*accumulate(place.layer_ps, initial=0)]
     saved = [so_far - there for so_far, there in zip(before, cost, strict=True)]
     window: deque[int] = deque()  # beginnings in order, the cheapest first
-    best, begun = [inf] * n if place.is_needed else list(before), list(range(n))
-    for i in range(1, n):
+    for i in range(begin + 1, most + 1):
         begin_ps = saved[i - 1]
-        while window and saved[window[-1]] > begin_ps:
-            window.pop()
-        window.append(i - 1)
-        least_end = ends[i] - place.room_bytes
+        if begin_ps != inf:
+            while window and saved[window[-1]] > begin_ps:
+                window.pop()
+            window.append(i - 1)
+        if i < least:
+            continue
+        least_end = ends[i] - room_bytes
         while window and ends[window[0]] < least_end:
             window.popleft()
         if window:
-            total = saved[window[0]] + cost[i] + place.entry_ps
-            if total <= best[i] and total < inf:
+            total = saved[window[0]] + cost[i] + entry_ps
+            if total <= best[i]:
                 best[i], begun[i] = total, window[0]
     return best, begun
 

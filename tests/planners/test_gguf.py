@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planners.ggml.layers import MAX_LAYERS
 from planners.gguf import GgufError, GgufKind, NeedMore, model_info, parse_model, read_header
 from planners.model import LayerKind, ModelInfo
 from tests.fakes.gguf_writer import Hole, Value, file_size, gguf_header
@@ -57,6 +58,13 @@ def test_metadata_keeps_scalars_and_names_arrays() -> None:
     assert metadata["llama.block_count"] == 2
     assert metadata["tokenizer.chat_template"] == "{{ messages }}"
     assert metadata["tokenizer.ggml.tokens"] is None
+
+
+def test_a_model_deeper_than_any_is_refused_with_the_limit() -> None:
+    assert parsed(("llama.block_count", MAX_LAYERS)).n_layer == MAX_LAYERS
+
+    with pytest.raises(GgufError, match=f"513 layers .at most {MAX_LAYERS}."):
+        parsed(("llama.block_count", MAX_LAYERS + 1))
 
 
 def test_inputs_stay_on_the_host_and_outputs_follow_the_last_layer() -> None:

@@ -18,8 +18,8 @@ from planners.taken import taken
 from planners.turns import patience_s
 from planners.view import InstanceState, Observed, View
 from supervisor.lease import Lease, LeaseBook, ModelUnavailable, Opening, Waiter
-from tests.fakes.fleet_views import hardware, model, seen, view
 from tests.fakes.machines import FLEET
+from tests.fakes.views import hardware, model, seen, view
 
 ROOM_BYTES = 12 * GIB
 STEP_S, STOP_S, LOAD_S, REPLY_S, TURN_S, KEEP_ALIVE_S = 0.5, 0.5, 3.0, 5.0, 6.0, 20.0

@@ -1,11 +1,22 @@
+import time
 from dataclasses import replace
 
+from planners.ggml.layers import MAX_LAYERS
 from planners.hardware import Device, DeviceId, DeviceKind, HardwareProfile, Host
-from planners.outlook import Outlook, Surroundings, outlook
+from planners.outlook import MOST_TRIED, Outlook, Surroundings, outlook
 from planners.plan import LaunchPlan, Shortfall
-from planners.sizes import GIB
+from planners.sizes import GIB, MIB
 from planners.speed import Learned
-from tests.fakes.machines import CUDA, INTEGRATED, RULES, VULKAN, machine, nvidia, served
+from tests.fakes.machines import (
+    CUDA,
+    INTEGRATED,
+    RULES,
+    VULKAN,
+    machine,
+    model_info,
+    nvidia,
+    served,
+)
 
 AROUND = Surroundings(engines=(CUDA, VULKAN), rules=RULES, promised={}, held={})
 
@@ -92,3 +103,35 @@ def test_a_server_on_this_very_machine_has_no_memory_of_its_own_to_grow() -> Non
 
     assert server.shares_host
     assert [each.partition(":")[0] for each in sentences] == ["1 GiB more on host"]
+
+
+def test_of_cards_that_are_alike_one_is_asked_about() -> None:
+    found = looked(nvidia(0, 2.0), nvidia(1, 2.0), context=4096)
+
+    (sentence,) = found.one_more_gib
+    assert sentence.startswith("1 GiB more on card 0 of 2 GiB or one of 1 like it: ")
+
+
+def test_of_many_cards_the_largest_are_asked_about() -> None:
+    cards = [nvidia(i, 1 + i / 16) for i in range(MOST_TRIED + 2)]
+    around = replace(AROUND, engines=(CUDA,))
+
+    found = outlook(served(context=4096), machine(*cards), around)
+
+    asked = [sentence.split(": ")[0] for sentence in found.one_more_gib]
+    assert asked == [f"1 GiB more on {card.name}" for card in cards[:1:-1]]
+
+
+def test_the_deepest_model_on_more_cards_than_can_be_used_is_planned_in_bounded_time() -> None:
+    info = model_info(n_layer=MAX_LAYERS, layer_bytes=20 * MIB)
+    layers = (replace(layer, n_ff=layer.n_ff + i) for i, layer in enumerate(info.layers))
+    draft = model_info(n_layer=8, layer_bytes=20 * MIB)
+    uneven = replace(served(replace(info, layers=tuple(layers))), draft=draft)
+    cards = [nvidia(i, 2 + i / 16) for i in range(64)]
+
+    started = time.process_time()
+    found = outlook(uneven, machine(*cards), AROUND)
+    spent_s = time.process_time() - started
+
+    assert isinstance(found.answer, LaunchPlan)
+    assert spent_s < 3  # some tenths; the bound only rules out what grows with cards and tries

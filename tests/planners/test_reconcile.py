@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planners.actions import Action, Refuse, Restart, Start, Stop
 from planners.exits import Cause, ExitKind
-from planners.hardware import HOST, Device, DeviceId, DeviceKind
+from planners.hardware import HOST, Device, DeviceKind
 from planners.model import ModelSettings, ServedModel
 from planners.placement import plan_launch
 from planners.plan import InstanceId, LaunchPlan
@@ -18,10 +18,14 @@ from planners.reconcile import launch_key, reconcile
 from planners.sizes import GIB
 from planners.taken import taken
 from planners.view import InstanceState, Observed, View
-from tests.fakes.fleet_views import (
+from tests.fakes.machines import FLEET
+from tests.fakes.views import (
+    CARD,
     ENGINE,
     NOW_S,
     RULES,
+    A,
+    B,
     busy,
     hardware,
     model,
@@ -29,10 +33,6 @@ from tests.fakes.fleet_views import (
     seen,
     view,
 )
-from tests.fakes.machines import FLEET
-
-CARD = DeviceId("pci:0000:01:00.0")
-A, B = model("a"), model("b")
 
 
 def actions(world: View) -> tuple[Action, ...]:

@@ -13,8 +13,8 @@ from planners.settings import ContextPolicy
 from planners.sizes import GIB
 from planners.view import Demand, Observed, View
 from tests.fakes import machines
-from tests.fakes.fleet_views import NOW_S, busy, hardware, model, seen, view
 from tests.fakes.machines import FLEET
+from tests.fakes.views import NOW_S, busy, hardware, model, seen, view
 
 A, B = model("a"), model("b", weights_bytes=10 * GIB)
 LOADED = 2048

@@ -11,7 +11,7 @@ from planners.settling import SETTLE_S, Ended, Sample, settling
 from planners.sizes import GIB, MIB
 from planners.view import View
 from tests.fakes import machines
-from tests.fakes.fleet_views import hardware, model, view
+from tests.fakes.views import hardware, model, view
 
 GPU = DeviceId("gpu0")
 ENDED = Ended(at_s=100.0, held={GPU: 8 * GIB}, free={GPU: 2 * GIB})

@@ -13,8 +13,8 @@ from planners.reconcile import reconcile
 from planners.settings import FleetSettings
 from planners.sizes import GIB
 from planners.view import Demand, InstanceState, Observed, View
-from tests.fakes.fleet_views import NOW_S, busy, model, seen, view
 from tests.fakes.machines import FLEET
+from tests.fakes.views import NOW_S, busy, model, seen, view
 
 TURN_S = FLEET.turn_s
 A, B = model("a", weights_bytes=10 * GIB), model("b", weights_bytes=10 * GIB)
@@ -178,7 +178,9 @@ def test_members_of_an_exclusive_group_take_each_others_place() -> None:
 
     (stop,) = actions(told)
 
-    assert stop == Stop(InstanceId("i-small"), "to load b: group g runs one model at a time")
+    assert stop == Stop(
+        InstanceId("i-small"), "to load b: group g runs one model at a time", TINY_B.model_id
+    )
 
 
 def test_a_member_in_use_keeps_its_place_for_its_turn() -> None:
@@ -214,7 +216,7 @@ def test_a_group_that_runs_alone_has_all_others_stopped() -> None:
 
     (stop,) = actions(told)
 
-    assert stop == Stop(InstanceId("i-a"), "to load b: group g runs alone")
+    assert stop == Stop(InstanceId("i-a"), "to load b: group g runs alone", TINY_B.model_id)
 
 
 def test_a_member_is_refused_while_a_pinned_one_holds_its_place() -> None:

@@ -4,7 +4,7 @@ from planners.hardware import HardwareProfile
 from planners.sizes import GIB
 from supervisor.settling import MemoryWatch
 from tests.fakes import machines
-from tests.fakes.fleet_views import model, planned, seen
+from tests.fakes.views import model, planned, seen
 
 BIG = model("big", weights_bytes=6 * GIB)
 CARD = machines.nvidia(0, 12)

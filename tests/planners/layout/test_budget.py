@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile
-from planners.layout.budget import Budgets, budgets, emptied, freed
+from planners.layout.budget import MOST_DEVICES, Budgets, budgets, emptied, freed
 from planners.sizes import GIB, MIB
 from tests.fakes.machines import INTEGRATED, LLVMPIPE, machine, nvidia
 
@@ -114,3 +114,16 @@ def test_an_empty_machine_has_all_its_memory_but_what_its_group_denies() -> None
 
     assert empty.host.available_bytes == 8 * GIB
     assert empty.devices[0].free_bytes == 24 * GIB
+
+
+def test_of_very_many_devices_the_largest_with_room_are_used_and_the_others_named() -> None:
+    cards = [nvidia(i, 8 + i) for i in range(MOST_DEVICES + 2)]
+    full = cards[-1]
+
+    found = room(*cards, promised={full.device_id: 99 * GIB})
+
+    spared = [cards[0].name, full.name]
+    assert sorted(budget.label for budget in found.spared) == sorted(spared)
+    assert len(found.devices) == MOST_DEVICES
+    assert [note.split(" is not used: ")[0] for note in found.notes] == [full.name, cards[0].name]
+    assert found.room_bytes(cards[0].device_id) == 8 * GIB

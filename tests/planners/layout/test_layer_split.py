@@ -7,6 +7,7 @@ from planners.hardware import HOST, DeviceId
 from planners.kv_cache import LaunchShape
 from planners.layout.budget import Budget
 from planners.layout.layer_split import Split, Splitter
+from planners.layout.measures import Measures
 from planners.model import ModelInfo
 from planners.sizes import GIB, MIB
 from planners.speed import Rate, Rates
@@ -35,7 +36,7 @@ RATES: Rates = {HOST: SLOW, BIG: FAST, SMALL: FAST}
 def splitter(
     *devices: Budget, info: ModelInfo = INFO, rates: Rates = RATES, companion_bytes: int = 0
 ) -> Splitter:
-    return Splitter(info, devices, rates, companion_bytes, host_room_bytes=99 * GIB)
+    return Splitter(Measures(info), devices, rates, companion_bytes, host_room_bytes=99 * GIB)
 
 
 def full(found: Splitter) -> Split:
@@ -143,3 +144,13 @@ def test_few_devices_have_no_order_left_to_try() -> None:
 
 def test_a_dense_model_has_no_experts_to_move() -> None:
     assert splitter(budget(BIG, 24 * GIB)).sparse(SHAPE) is None
+
+
+def test_a_projector_beside_many_devices_goes_to_the_fastest_where_that_is_best() -> None:
+    names = [f"CUDA{i}" for i in range(9)]
+    devices = tuple(budget(DeviceId(name), 24 * GIB, name=name) for name in reversed(names))
+    slower = replace(FAST, bytes_per_s=300e9)
+    rates: Rates = {HOST: SLOW, **dict.fromkeys(map(DeviceId, names), slower)}
+    rates = {**rates, DeviceId("CUDA8"): FAST}
+
+    assert full(splitter(*devices, rates=rates, companion_bytes=GIB)) == ((DeviceId("CUDA8"), 11),)

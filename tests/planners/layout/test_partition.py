@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planners.layout.partition import Blocks, Place, engine_blocks, fits, partition
+from planners.layout.partition import (
+    MOST_EXACT,
+    Blocks,
+    Place,
+    engine_blocks,
+    fits,
+    partition,
+)
 
 
 def all_blocks(
@@ -99,6 +106,52 @@ def test_what_fits_is_what_a_partition_is_found_for(sizes: list[int], rooms: lis
     found = partition(sizes, places, host_ps=free, most_on_host=0)
 
     assert fits(sizes, rooms) == (found is not None)
+
+
+@st.composite
+def deep_problems(draw: st.DrawFn) -> tuple[list[int], list[Place], list[int], int]:
+    n = draw(st.integers(MOST_EXACT + 1, 4 * MOST_EXACT))
+    chance = draw(st.randoms(use_true_random=False))
+    places = [
+        Place(
+            room_bytes=draw(st.integers(-5, 20 * n)),
+            layer_ps=[chance.randint(0, 50) for _ in range(n)],
+            is_needed=draw(st.booleans()),
+        )
+        for _ in range(draw(st.integers(0, 4)))
+    ]
+    sizes = [chance.randint(1, 20) for _ in range(n)]
+    return sizes, places, [chance.randint(0, 90) for _ in range(n)], draw(st.integers(0, n))
+
+
+@settings(max_examples=100, deadline=None)
+@given(deep_problems())
+def test_more_layers_than_are_placed_one_by_one_never_exceed_a_room(
+    problem: tuple[list[int], list[Place], list[int], int],
+) -> None:
+    sizes, places, host_ps, most_on_host = problem
+
+    found = partition(sizes, places, host_ps=host_ps, most_on_host=most_on_host)
+
+    if found is None:
+        return
+    assert found.n_host <= most_on_host
+    assert found.n_host + sum(found.counts) == len(sizes)
+    assert cost(found, places, host_ps) == found.cost_ps
+    starts = accumulate(found.counts, initial=found.n_host)
+    for place, start, count in zip(places, starts, found.counts, strict=False):
+        assert sum(sizes[start : start + count]) <= max(place.room_bytes, 0)
+        assert count or not place.is_needed
+
+
+def test_a_model_too_deep_to_be_placed_layer_by_layer_leaves_little_room() -> None:
+    n = 2 * MOST_EXACT
+    free, dear = [0] * n, [1] * n
+
+    found = partition([1] * n, [Place(200, free)], host_ps=dear, most_on_host=n - 1)
+
+    assert found is not None
+    assert 196 <= found.counts[0] <= 200
 
 
 def test_of_equal_places_the_later_one_gets_the_layers() -> None:

@@ -1,9 +1,9 @@
-"""Views for tests of what is decided on them: models of a size, instances in a state, callers."""
+"""Hand-made views of a fleet: models, their instances, who waits for them. Synthetic."""
 
 from dataclasses import replace
 
 from planners.backends import Engine
-from planners.hardware import Device, HardwareProfile
+from planners.hardware import Device, DeviceId, HardwareProfile
 from planners.model import ModelId, ServedModel
 from planners.placement import plan_launch
 from planners.plan import InstanceId, LaunchPlan
@@ -15,6 +15,7 @@ from tests.fakes import machines
 from tests.fakes.machines import FLEET, PLAIN, engine, machine, model_info, served
 
 NOW_S = 1000.0
+CARD = DeviceId("pci:0000:01:00.0")
 
 RULES = replace(machines.RULES, context=2048, parallel=1)
 ENGINE = engine("cpu")
@@ -38,6 +39,7 @@ def model(name: str, *, weights_bytes: int = GIB, pin: bool = False) -> ServedMo
     )
 
 
+A, B = model("a"), model("b")
 WAITING = Demand(waiting=1, oldest_wait_s=1.0)
 
 

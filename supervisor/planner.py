@@ -1,0 +1,80 @@
+"""The one thread in which plans are thought out, so that the loop serves every stream meanwhile.
+
+It takes and gives frozen values only. A thread cannot be ended from outside: planners bound the
+work of one plan, and only one client's plan is ever in line before a launch.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from time import monotonic
+from typing import Self
+
+from planners.actions import Action
+from planners.hardware import HardwareProfile
+from planners.model import ModelId, ServedModel
+from planners.outlook import Outlook, Surroundings, outlook
+from planners.present import still_true
+from planners.reconcile import awaits_launch, reconcile
+from planners.view import View
+from supervisor.errors import SupervisorError
+from supervisor.lease import Stopping
+
+OUTLOOK_S = 10.0  # a client's plan takes a second at most; others may be asked for at once
+
+
+class PlanTookTooLong(SupervisorError):
+    """A client's plan did not come about in time."""
+
+    def __init__(self, *, model_id: ModelId, limit_s: float) -> None:
+        self.model_id, self.limit_s = model_id, limit_s
+        super().__init__(
+            f"no plan for {model_id} within {limit_s:g} s: others are being planned; ask again"
+        )
+
+
+class Planner:
+    """Decides and plans off the loop. Owned by the fleet, and over with it."""
+
+    def __init__(self, *, changed: Callable[[], None], outlook_s: float = OUTLOOK_S) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="planner")
+        self._changed, self._outlook_s = changed, outlook_s
+        self._turn = asyncio.Lock()
+        self._is_over = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        # What is being thought about ends by itself within a second, and nobody waits for it.
+        self._is_over = True
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def decided(self, look: Callable[[], View]) -> tuple[Action, ...]:
+        """What the view calls for, less what is true no more once that is thought out.
+
+        What is dropped calls for another look. At once where nothing has to be planned.
+        """
+        view, now_s = look(), monotonic()
+        if not awaits_launch(view, now_s=now_s):
+            return reconcile(view, now_s=now_s)
+        think = partial(reconcile, view, now_s=now_s)
+        actions = await asyncio.get_running_loop().run_in_executor(self._thread, think)
+        kept = still_true(actions, decided_on=view, view=look(), now_s=monotonic())
+        if len(kept) < len(actions):
+            self._changed()
+        return kept
+
+    async def outlook(
+        self, served: ServedModel, hardware: HardwareProfile, around: Surroundings
+    ) -> Outlook:
+        """As planners.outlook, one at a time. Raises PlanTookTooLong, Stopping, PlanError."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._outlook_s), self._turn:
+                if self._is_over:
+                    raise Stopping
+                return await loop.run_in_executor(self._thread, outlook, served, hardware, around)
+        except TimeoutError as exc:
+            raise PlanTookTooLong(model_id=served.model_id, limit_s=self._outlook_s) from exc
