@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from planners.backends import Engine
+from planners.dry_runs import NO_DRY_RUNS, DryRuns
 from planners.hardware import HOST, Device, DeviceId, HardwareProfile
 from planners.layout.measures import Measures
 from planners.model import ServedModel
@@ -41,6 +42,7 @@ class Surroundings:
     held: Mapping[DeviceId, int]
     learned: Learned = NOTHING_LEARNED
     """Rates of that machine's devices, as served requests showed them."""
+    dry_runs: DryRuns = NO_DRY_RUNS
 
     def beside(self, others: Iterable[Observed], hardware: HardwareProfile) -> "Surroundings":
         """The same with what running instances have of the machine."""
@@ -74,6 +76,7 @@ def _planned(
         held=around.held,
         learned=around.learned,
         measures=measures,
+        dry_runs=around.dry_runs,
     )
 
 

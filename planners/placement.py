@@ -5,17 +5,20 @@ concessions in this order: the prompt cache (it takes what is left), a smaller u
 (`swa_full`), the automatic context rung by rung, an automatic KV type (f16, q8_0), experts to the
 host, layers to the host, the processor alone. An automatic number of slots is one: there is none to
 concede. What the operator fixed is never lowered: there is a Shortfall then. Placement makes room
-for the upper bound of every estimate.
+for the upper bound of every estimate; what fits by the estimate alone is placed in doubt where a
+dry run can tell.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from planners.backends import Engine, preferred
-from planners.fallback import binding_limits, fallbacks
+from planners.dry_runs import NO_DRY_RUNS, DryRuns
+from planners.fallback import fallbacks
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.kv_cache import LaunchShape
+from planners.layout.around import LayOut, around_buffers, hopefully
 from planners.layout.asked import (
     CONTEXT_ON_HOST,
     CONTEXT_WORTH_LAYERS,
@@ -24,21 +27,23 @@ from planners.layout.asked import (
     ubatches,
 )
 from planners.layout.budget import Budget, Budgets, budgets, emptied, freed
+from planners.layout.dry_run_reasons import told_by_dry_runs
 from planners.layout.explanation import explained
-from planners.layout.layer_split import Layout, Splitter, companion_device
+from planners.layout.layer_split import Layout, Splitter
 from planners.layout.measures import Drawings, Measures
 from planners.layout.placed import Placed, fastest
+from planners.layout.prediction import Prediction
 from planners.layout.prompt_cache import prompt_cache
 from planners.layout.threads import n_threads
-from planners.memory import host_overhead_bytes, joined, layer_devices, predict, predict_draft
+from planners.memory import layer_devices
 from planners.model import LayerKind, ModelInfo, ServedModel
-from planners.plan import DeviceBytes, LaunchPlan, Shortfall
+from planners.plan import LaunchPlan, Shortfall
 from planners.rpc import servers_of
 from planners.settings import PlacementRules
 from planners.sizes import format_size
 from planners.speed import NOTHING_LEARNED, Learned, Rates, rates
 
-COMPANION_MARGIN = 0.5  # of a projector's weights: its compute buffers, which nobody reports
+MOST_ANEW = 4  # times a shape is laid out around its own buffers; two did for what was tried
 NO_FALLBACK = (
     "not one of its layers finds room on a device, and models.cpu_fallback is deny: it would have "
     "to run on the processor alone"
@@ -57,6 +62,7 @@ def plan_launch(
     could_free: Mapping[DeviceId, int] = _NOTHING,
     learned: Learned = NOTHING_LEARNED,
     measures: Measures | None = None,
+    dry_runs: DryRuns = NO_DRY_RUNS,
     least_context: int = 0,
 ) -> LaunchPlan | Shortfall:
     """The best launch within the room there is, or what is missing for an acceptable one.
@@ -64,15 +70,17 @@ def plan_launch(
     `promised`: bytes spoken for though they count as free. `held`: bytes of our running instances,
     which count against limits. `could_free`: bytes that idle instances could give back; where they
     would make the launch faster, the answer is the Shortfall that eviction closes. `learned`: rates
-    observed here. `measures`: the model's, where it is planned several times. `least_context`:
+    observed here. `measures`: the model's, where it is planned several times. `dry_runs`: what the
+    engine has told of launches, which counts before what is predicted of them. `least_context`:
     tokens of a request that a caller wants, however little would do otherwise. Raises PlanError
     where the rules name an unknown KV cache type.
     """
     answer = attempt_launch(
         served, hardware=hardware, engines=engines, rules=rules, promised=promised, held=held,
-        could_free=could_free, learned=learned, measures=measures, least_context=least_context,
+        could_free=could_free, learned=learned, measures=measures, dry_runs=dry_runs,
+        least_context=least_context,
     )  # fmt: skip
-    return answer.shortfall() if isinstance(answer, Unplaced) else answer
+    return answer.answer() if isinstance(answer, Unplaced) else answer
 
 
 def attempt_launch(
@@ -86,6 +94,7 @@ def attempt_launch(
     could_free: Mapping[DeviceId, int] = _NOTHING,
     learned: Learned = NOTHING_LEARNED,
     measures: Measures | None = None,
+    dry_runs: DryRuns = NO_DRY_RUNS,
     least_context: int = 0,
 ) -> "LaunchPlan | Shortfall | Unplaced":
     """As `plan_launch`, but what is missing for a model without a place is left to be asked for."""
@@ -102,11 +111,12 @@ def attempt_launch(
         measures=measures or Measures(served.info, served.draft),
         drawings=Drawings(),
         allows_cpu_fallback=rules.allows_cpu_fallback,
+        dry_runs=dry_runs,
     )
     ranked = preferred(engines, order=rules.backends)
     placed = search.best(ranked)
     if could_free:
-        roomier = search.modest(freed(hardware, could_free)).best(ranked)
+        roomier = search.modest(freed(hardware, could_free)).undoubting().best(ranked)
         if roomier is not None and (placed is None or roomier.is_worth_more_than(placed)):
             return search.lacking(roomier)
     return Unplaced(search, ranked) if placed is None else search.plan(placed)
@@ -114,14 +124,14 @@ def attempt_launch(
 
 @dataclass(frozen=True, slots=True)
 class Unplaced:
-    """A model for which there is no room now."""
+    """A model for which no room was found now."""
 
     _search: "_Search"
     _engines: tuple[Engine, ...]
 
-    def shortfall(self) -> Shortfall:
-        """What it lacks: a search of its own, on an idle machine."""
-        return self._search.shortfall(self._engines)
+    def answer(self) -> LaunchPlan | Shortfall:
+        """What it lacks: a search of its own, on an idle machine; a plan where it lacks nothing."""
+        return self._search.smallest(self._engines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +148,12 @@ class _Search:
     measures: Measures
     drawings: Drawings
     allows_cpu_fallback: bool
+    dry_runs: DryRuns = NO_DRY_RUNS
+
+    @property
+    def prediction(self) -> Prediction:
+        """What launches of the model take here."""
+        return Prediction(self.served, self.hardware, self.dry_runs)
 
     @property
     def info(self) -> ModelInfo:
@@ -149,21 +165,61 @@ class _Search:
         contexts = self.asked.contexts_up_to(CONTEXT_WORTH_LAYERS)
         return replace(self, hardware=hardware, asked=replace(self.asked, contexts=contexts))
 
+    def undoubting(self) -> "_Search":
+        """The same, for what fits by its upper bounds alone."""
+        return replace(self, dry_runs=replace(self.dry_runs, are_made=False))
+
     def best(self, engines: tuple[Engine, ...]) -> Placed | None:
         """The fastest placement, of equals by the first engine that has it.
 
-        The search goes by estimates; the graph of the winner alone is drawn, and where it does not
-        fit then, the next one takes its place.
+        The search goes by estimates; the graph of the winner alone is drawn. Where it does not fit
+        then, it is laid out anew around its buffers, or the next one takes its place.
         """
-        ways = [*(self._on_devices(engine) for engine in engines), self._fitting_on_host(engines)]
+        ways = [*(self._on_devices(engine) for engine in engines), self._likely_on_host(engines)]
         heads = [next(way, None) for way in ways]
+        settled: dict[int, Placed] = {}
         while (found := fastest(heads)) is not None:
-            for way in (self._reordered(found), found):
-                placed = self._drawn(way)
-                if not placed.missing_bytes(placed.room):
-                    return placed
             i = next(i for i, head in enumerate(heads) if head is found)
-            heads[i] = next(ways[i], None)
+            if found is settled.get(i):
+                return found
+            if (exact := self._settled(found)) is not None:
+                heads[i] = settled[i] = exact
+            else:
+                heads[i] = next(ways[i], None)
+        return None
+
+    def _settled(self, found: Placed) -> Placed | None:
+        """`found` as it fits by the best there is to know; None where it does not."""
+        other = self._reordered(found)
+        drawn = self._drawn(found)
+        tries = (drawn,) if other is found else (self._drawn(other), drawn)
+        for placed in tries:
+            if (accepted := self._accepted(placed)) is not None:
+                return accepted
+        is_worth_it = found.shape.split and self.prediction.is_better_than_estimates
+        return self._laid_out_anew(drawn) if is_worth_it else None
+
+    def _accepted(self, placed: Placed) -> Placed | None:
+        """`placed` where it fits, in doubt where only a dry run can tell."""
+        if not placed.missing_bytes(placed.room):
+            return placed
+        may_tell = self.prediction.may_be_run_dry(placed.engine, placed.shape)
+        if not may_tell:
+            return None
+        parts = self.prediction.if_confirmed(placed.engine, placed.room, placed.shape)
+        if replace(placed, predicted=parts).missing_bytes(placed.room):
+            return None
+        return replace(placed, doubt=self.prediction.dry_run_key(placed.engine, placed.shape))
+
+    def _laid_out_anew(self, placed: Placed) -> Placed | None:
+        """The same rung with its layers dealt out around its buffers as drawn."""
+        for _ in range(MOST_ANEW):
+            layout = around_buffers(placed, self._splitter)
+            if layout is None or layout.shape == placed.shape:
+                return None
+            placed = self._drawn(self._placed(placed.engine, placed.room, layout.shape))
+            if (accepted := self._accepted(placed)) is not None:
+                return accepted
         return None
 
     def _reordered(self, placed: Placed) -> Placed:
@@ -227,42 +283,47 @@ class _Search:
                     speed=placed.speed,
                 ),
                 *self._fallbacks(placed),
+                *told_by_dry_runs(placed, self.prediction),
             ),
             n_cpu_moe=shape.n_cpu_moe,
             swa_full=shape.swa_full,
             rpc_servers=rpc_servers,
             predicted_prompt_tokens_per_s=placed.speed.prompt_tokens_per_s,
             predicted_decode_tokens_per_s=placed.speed.decode_tokens_per_s,
+            doubt=placed.doubt,
         )
 
     def _fallbacks(self, placed: Placed) -> tuple[str, ...]:
-        exact = self._exact(placed.engine, placed.shape)
+        exact = self.prediction.exact(placed.engine, placed.shape)
         return fallbacks(self.info, exact, layer_devices(self.info, exact))
 
-    def shortfall(self, engines: tuple[Engine, ...]) -> Shortfall:
+    def smallest(self, engines: tuple[Engine, ...]) -> LaunchPlan | Shortfall:
         """What is missing for the smallest acceptable plan, be it on an idle machine."""
         if not engines:
             return Shortfall(self.served.model_id, {}, "no llama-server runs on this machine")
         contexts = self.asked.contexts[-1:]
         idle = replace(
-            self,
+            self.undoubting(),
             asked=replace(self.asked, contexts=contexts),
             hardware=emptied(self.hardware),
             promised=_NOTHING,
             held=_NOTHING,
+            drawings=Drawings(),
         )
         fits_idle = idle.best(engines)
         if fits_idle is not None:
             return self.lacking(fits_idle)
         if not self.allows_cpu_fallback:
             return Shortfall(self.served.model_id, {}, NO_FALLBACK)
-        *_, smallest = idle._on_host(engines)
-        return self.lacking(self._drawn(smallest))
+        *_, least = idle._on_host(engines)
+        return self.lacking(self._drawn(least))
 
-    def lacking(self, placed: Placed) -> Shortfall:
-        """What `placed` lacks now."""
-        shape = placed.shape
-        missing = placed.missing_bytes(self._room(placed.engine))
+    def lacking(self, placed: Placed) -> LaunchPlan | Shortfall:
+        """What `placed` lacks now; its plan where that is nothing."""
+        shape, room = placed.shape, self._room(placed.engine)
+        missing = placed.missing_bytes(room)
+        if not missing:
+            return self.plan(replace(placed, room=room))
         where = f"{shape.n_gpu_layers} of {self.info.n_layer + 1} layers on devices"
         needs = sum(part.upper_bytes for part in placed.predicted)
         reason = (
@@ -277,49 +338,61 @@ class _Search:
         )
 
     def _on_devices(self, engine: Engine) -> Iterator[Placed]:
-        """Ways with a device that fit by the estimate, best first."""
+        """Ways with a device that fit as far as the search can tell, best first."""
         room = self._room(engine)
-        for shape in self._offloaded(room) if room.devices else ():
-            placed = self._placed(engine, room, shape)
-            if not placed.missing_bytes(room):
-                yield placed
+        shapes = self._offloaded(room) if room.devices else ()
+        return self._likely(self._placed(engine, room, shape) for shape in shapes)
 
-    def _fitting_on_host(self, engines: tuple[Engine, ...]) -> Iterator[Placed]:
-        return (p for p in self._on_host(engines) if not p.missing_bytes(p.room))
+    def _likely_on_host(self, engines: tuple[Engine, ...]) -> Iterator[Placed]:
+        return self._likely(self._on_host(engines))
+
+    def _likely(self, ways: Iterable[Placed]) -> Iterator[Placed]:
+        """Those that fit by the estimate, or that a closer look may find to fit."""
+        if self.prediction.is_better_than_estimates:
+            return (placed for placed in ways if placed.may_fit)
+        return (placed for placed in ways if not placed.missing_bytes(placed.room))
 
     def _splitter(self, room: Budgets) -> Splitter:
         return Splitter(
             self.measures,
             room.devices,
             self.rates,
-            companion_bytes=self._companion_upper_bytes(),
+            companion_bytes=self.prediction.companion_upper_bytes,
             host_room_bytes=room.host_bytes,
         )
 
     def _offloaded(self, room: Budgets) -> Iterator[LaunchShape]:
         """Shapes with a split that fits the devices, best first."""
         splitter = self._splitter(room)
+        is_hopeful = self.prediction.is_better_than_estimates
+
+        def has_room(shape: LaunchShape) -> bool:
+            return splitter.host_has_room(shape, with_estimates=not is_hopeful)
+
+        def lay_out(how: LayOut, shape: LaunchShape) -> Layout | None:
+            return hopefully(how, shape, splitter) if is_hopeful else how(splitter, shape)
+
         for types in self.asked.types if splitter.holds_weights else ():
             for context in self.asked.contexts:
                 for shape in self._shapes(context, types, devices=room.devices):
-                    if not splitter.host_has_room(shape):
+                    if not has_room(shape):
                         continue
-                    if (full := splitter.full(shape)) is not None:
+                    if (full := lay_out(Splitter.full, shape)) is not None:
                         rival = None if splitter.is_host_slower else splitter.partial(shape)
                         yield _faster(full, rival).shape
         has_experts = any(layer.expert_bytes for layer in self.info.layers)
         types = self.asked.types[-1]  # conceded before an expert leaves its device
         for context in self.asked.contexts_up_to(CONTEXT_ON_HOST):
             for shape in self._lean_shapes(context, types, devices=room.devices):
-                if not splitter.host_has_room(shape):
+                if not has_room(shape):
                     continue
-                if (sparse := splitter.sparse(shape)) is not None:
+                if (sparse := lay_out(Splitter.sparse, shape)) is not None:
                     yield _faster(sparse, splitter.partial(shape)).shape
         for context in self.asked.contexts_up_to(CONTEXT_WORTH_LAYERS):
             for shape in self._lean_shapes(context, types, devices=room.devices):
-                if not splitter.host_has_room(shape):
+                if not has_room(shape):
                     continue
-                found = splitter.partial(shape)
+                found = lay_out(Splitter.partial, shape)
                 if found is None:
                     return  # a smaller context is for want of host memory, never to gain a layer
                 lean = (
@@ -372,7 +445,7 @@ class _Search:
 
     def _placed(self, engine: Engine, room: Budgets, shape: LaunchShape) -> Placed:
         """A way by the estimate of its buffers."""
-        predicted = self._predicted(engine, room, shape, is_drawn=False)
+        predicted = self.prediction.of(engine, room, shape, is_drawn=False)
         return Placed(engine, room, shape, predicted, self.measures.speed(shape, self.rates))
 
     def _drawn(self, placed: Placed) -> Placed:
@@ -380,48 +453,7 @@ class _Search:
         if not self.drawings.has_one_more():
             return placed
         engine, room, shape = placed.engine, placed.room, placed.shape
-        return replace(placed, predicted=self._predicted(engine, room, shape, is_drawn=True))
-
-    def _predicted(
-        self, engine: Engine, room: Budgets, shape: LaunchShape, *, is_drawn: bool
-    ) -> tuple[DeviceBytes, ...]:
-        overhead = {budget.device_id: budget.overhead_bytes for budget in room.devices}
-        overhead[HOST] = host_overhead_bytes(self.info)
-        exact = self._exact(engine, shape)
-        predicted = predict(self.info, exact, overhead_bytes=overhead, is_drawn=is_drawn)
-        used = {device_id for device_id, _ in shape.split}
-        devices = [budget for budget in room.devices if budget.device_id in used]
-        companion = companion_device(devices) if devices else HOST
-        if self.served.draft is not None:
-            draft = predict_draft(self.served.draft, exact, device_id=companion, is_drawn=is_drawn)
-            predicted = joined(predicted, draft)
-        return tuple(self._joined(part, companion) for part in predicted)
-
-    def _exact(self, engine: Engine, shape: LaunchShape) -> LaunchShape:
-        """`shape` with what the engine and the devices add to the decision of its bytes."""
-        limits = binding_limits(self.hardware)
-        return replace(shape, backend=engine.backend, binding_limits=limits)
-
-    def _joined(self, part: DeviceBytes, companion: DeviceId) -> DeviceBytes:
-        """`part` with the projector and draft model on top, where they go there."""
-        if part.device_id != companion:
-            return part
-        weights = self._companion_bytes()
-        return replace(
-            part,
-            weights_bytes=part.weights_bytes + weights,
-            margin_bytes=part.margin_bytes + self._companion_upper_bytes() - weights,
-        )
-
-    def _companion_bytes(self) -> int:
-        """Weights of the projector, the draft model and the adapters."""
-        settings = self.served.settings
-        if not (settings.mmproj_path or settings.draft_path or settings.lora_paths):
-            return 0
-        return max(0, self.served.size_bytes - self.info.file_bytes)
-
-    def _companion_upper_bytes(self) -> int:
-        return int(self._companion_bytes() * (1 + COMPANION_MARGIN))
+        return replace(placed, predicted=self.prediction.of(engine, room, shape, is_drawn=True))
 
 
 def _faster(one: Layout, other: Layout | None) -> Layout:

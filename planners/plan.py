@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import NewType
 
+from planners.dry_runs import DryRunKey
 from planners.hardware import DeviceId
 from planners.model import ModelId
 from planners.sizes import format_size
@@ -27,6 +28,11 @@ class DeviceBytes:
     """What no buffer line shows: the driver's context, the process itself, its prompt cache."""
     margin_bytes: int = 0
     """By how much the compute estimate may be too low; placed for, but not expected."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """The part that no estimate decides: all but the buffers."""
+        return self.weights_bytes + self.kv_bytes + self.overhead_bytes
 
     @property
     def buffer_bytes(self) -> int:
@@ -92,6 +98,9 @@ class LaunchPlan:
     """Of one long prompt alone; None where nobody predicted."""
     predicted_decode_tokens_per_s: float | None = None
     """Over all slots together, each of them busy."""
+    doubt: DryRunKey | None = None
+    """It fits by what is expected, not by its upper bounds: the dry run of this must say so before
+    it is launched. None where there is no doubt."""
 
     @property
     def context(self) -> int:
@@ -109,7 +118,7 @@ class LaunchPlan:
         told = [
             (f.name, getattr(self, f.name))
             for f in fields(self)
-            if not f.name.startswith("predicted") and f.name != "reasons"
+            if not f.name.startswith("predicted") and f.name not in ("reasons", "doubt")
         ]
         return hashlib.sha256(repr(told).encode()).hexdigest()[:12]
 

@@ -1,26 +1,31 @@
-"""The dry run of a plan, its pure half: when it is worth one, its command line, what it says.
+"""The dry run of a plan, its pure half: its command line, what it says.
 
 `llama-server --fit on` builds the model and its context without memory, prints what each device
 would take, and only then loads. Killed at that line it has read no weight (common/fit.cpp, b10434).
 Weights, KV cache and state stay those of the closed form, which are exact; the dry run's compute
-buffers replace the predicted ones.
+buffers replace the predicted ones. On several devices it is no oracle: it reserves more there than
+a load does on one, and less on another, by up to a twelfth of a device's total (b10434, measured).
+Remote devices are left alone: a killed client has been seen to take a ggml-rpc-server with it.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from planners.argv import child_argv
 from planners.backends import Engine
 from planners.buffers import BufferKind, BufferLine, measured
+from planners.dry_runs import Reserved, Told
 from planners.errors import PlanError
-from planners.hardware import HOST, DeviceId, HardwareProfile
-from planners.layout.budget import Budgets, budgets
+from planners.fallback import is_remote
+from planners.hardware import HOST, DeviceId
 from planners.plan import DeviceBytes, LaunchPlan
 from planners.sizes import MIB
 
 VERBOSITY = "5"  # below it the engine prints whole MiB alone
-STRADDLED_MARGINS = 2  # a prediction that is wrong by so many of its margins would turn a decision
+FIT_FLAGS = frozenset({"--fit", "--fit-target"})
+LINE_MIB = 0.01  # by so much two buffers of one device may be off, each printed to 0.01 MiB
+TABLE_MIB = 1.0  # the table cuts what is less
 _HEAD = "memory breakdown [MiB]"
 # Bounded repeats: a child's log is not ours to trust.
 _ROW = re.compile(
@@ -29,29 +34,9 @@ _ROW = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PreflightFailed:
-    """A dry run that said nothing, and why. The plan stands on its own prediction."""
-
-    reason: str
-
-
-def straddles(plan: LaunchPlan, hardware: HardwareProfile) -> bool:
-    """Whether the plan fits so narrowly that an error of its prediction would decide.
-
-    True where, on some device, less is left than twice the margin that the estimate carries.
-    """
-    room = budgets(hardware, backend=plan.backend, promised={}, held={})
-    known = {budget.device_id for budget in room.devices} | {HOST}
-    return any(
-        _left_bytes(part, room) < STRADDLED_MARGINS * part.margin_bytes
-        for part in plan.predicted
-        if part.device_id in known and part.margin_bytes
-    )
-
-
-def _left_bytes(part: DeviceBytes, room: Budgets) -> int:
-    return room.room_bytes(part.device_id) - part.total_bytes
+def measures(engine: Engine) -> bool:
+    """Whether the engine can say what a launch takes before it loads."""
+    return engine.flags >= FIT_FLAGS
 
 
 def preflight_argv(plan: LaunchPlan, *, engine: Engine, socket_path: str) -> tuple[str, ...]:
@@ -59,7 +44,7 @@ def preflight_argv(plan: LaunchPlan, *, engine: Engine, socket_path: str) -> tup
 
     Raises PlanError where the engine has no `--fit`.
     """
-    if "--fit" not in engine.flags or "--fit-target" not in engine.flags:
+    if not measures(engine):
         raise PlanError(f"{engine.path} cannot measure a plan before it loads: it has no --fit")
     argv = list(child_argv(plan, engine=engine, socket_path=socket_path, slot_dir=""))
     argv = _without(argv, "--slot-save-path", "--fit", "--verbosity", "--log-verbosity", "-lv")
@@ -94,7 +79,7 @@ class DryRun:
         """One line, and the buffer that it tells of. Past the first table nothing counts."""
         if self.is_complete:
             return
-        if buffer is not None and buffer.kind in (BufferKind.COMPUTE, BufferKind.OUTPUT):
+        if buffer is not None and buffer.kind is BufferKind.COMPUTE:
             self._buffers.append(buffer)
         if not self._in_table:
             self._in_table = _HEAD in line
@@ -103,49 +88,50 @@ class DryRun:
         else:
             self.is_complete = bool(self._table)
 
-    def compute_bytes(self, plan: LaunchPlan) -> dict[DeviceId, int]:
-        """Compute and output buffers per device of the plan; to the MiB where no line is exact."""
+    def told(self, plan: LaunchPlan) -> Told:
+        """The compute buffer of each device of the plan; to the MiB where no line is exact."""
         names = {name: device for device, name, _ in plan.devices} | {"Host": HOST}
-        told = {names[name]: size for name, size in self._table.items() if name in names}
-        exact = {part.device_id: part.compute_bytes for part in measured(self._buffers, plan)}
-        return told | {device: size for device, size in exact.items() if size}
+        found = {
+            names[name]: Reserved(size, size + int(TABLE_MIB * MIB))
+            for name, size in self._table.items()
+            if name in names
+        }
+        off = int(LINE_MIB * MIB)
+        for part in measured(self._buffers, plan):
+            if size := part.compute_bytes:
+                found[part.device_id] = Reserved(max(0, size - off), size + off)
+        return found
 
 
-def excess_bytes(
-    parts: Iterable[DeviceBytes], plan: LaunchPlan, hardware: HardwareProfile
-) -> dict[DeviceId, int]:
-    """By how much `parts`, measured, exceed the room that the plan was made for."""
-    room = budgets(hardware, backend=plan.backend, promised={}, held={})
-    known = {budget.device_id for budget in room.devices} | {HOST}
-    over = {
-        part.device_id: part.total_bytes - room.room_bytes(part.device_id)
-        for part in parts
-        if part.device_id in known
-    }
-    return {device: n_bytes for device, n_bytes in over.items() if n_bytes > 0}
+def is_told_of(devices: Iterable[DeviceId]) -> bool:
+    """Whether a dry run tells what a load on these devices reserves; HOST may be one of them."""
+    others = set(devices) - {HOST}
+    return len(others) <= 1 and not any(map(is_remote, others))
 
 
 def corrected(
-    predicted: Iterable[DeviceBytes], compute_bytes: Mapping[DeviceId, int], *, output_bytes: int
+    predicted: Iterable[DeviceBytes], told: Told, *, output_bytes: int, growth_bytes: int
 ) -> tuple[DeviceBytes, ...]:
-    """`predicted` with the dry run's compute buffers, and no margin where it spoke.
+    """`predicted` with the dry run's compute buffers, and no more margin than its print leaves.
 
-    `output_bytes`: the host's output buffer, which a dry run does not show. Over several devices
-    what was predicted stays where it is more: there the run reserves less than a load does, by up
-    to a twelfth of a device's total (b10434, measured).
+    Within what the print leaves open the prediction counts. `output_bytes`: the host's output
+    buffer, which a dry run does not show; `growth_bytes`: by how much that may grow later.
     """
     parts = tuple(predicted)
-    several = sum(part.device_id != HOST for part in parts) > 1
+    if not is_told_of(part.device_id for part in parts):
+        return parts
     return tuple(
-        replace(
-            part,
-            compute_bytes=max(
-                compute_bytes[part.device_id] + (output_bytes if part.device_id == HOST else 0),
-                part.compute_bytes if several else 0,
-            ),
-            margin_bytes=0,
-        )
-        if part.device_id in compute_bytes
+        _corrected(part, told[part.device_id], output_bytes=output_bytes, growth_bytes=growth_bytes)
+        if part.device_id in told
         else part
         for part in parts
     )
+
+
+def _corrected(
+    part: DeviceBytes, reserved: Reserved, *, output_bytes: int, growth_bytes: int
+) -> DeviceBytes:
+    output, growth = (output_bytes, growth_bytes) if part.device_id == HOST else (0, 0)
+    compute = reserved.nearest_bytes(part.compute_bytes - output)
+    margin = reserved.most_bytes - compute + growth
+    return replace(part, compute_bytes=compute + output, margin_bytes=margin)

@@ -59,6 +59,7 @@ def planned(
         held=ours.held,
         could_free=could_free,
         learned=view.learned,
+        dry_runs=view.dry_runs,
         least_context=context,
     )
 

@@ -44,7 +44,7 @@ def plan_together(
 
 def _answer(attempt: LaunchPlan | Shortfall | Unplaced) -> LaunchPlan | Shortfall:
     # Only here: what the models lack in the other orders, nobody asks.
-    return attempt.shortfall() if isinstance(attempt, Unplaced) else attempt
+    return attempt.answer() if isinstance(attempt, Unplaced) else attempt
 
 
 def _in_turn(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from planners.backends import Engine
+from planners.dry_runs import NO_DRY_RUNS, DryRuns
 from planners.exits import Cause
 from planners.hardware import DeviceId, HardwareProfile
 from planners.model import ModelId, ServedModel
@@ -96,6 +97,7 @@ class View:
     settings: FleetSettings
     learned: Learned = NOTHING_LEARNED
     """Rates of the devices, as served requests showed them."""
+    dry_runs: DryRuns = NO_DRY_RUNS
     contexts: Mapping[ModelId, int] = field(default_factory=dict)
     """The largest context that callers of a model ever asked for, where the policy keeps it."""
     yielded_s: Mapping[ModelId, float] = field(default_factory=dict)

@@ -216,7 +216,9 @@ class Fleet:
             return await self._planner.outlook(served, elsewhere, around)
         profile = await self.profile()
         others = [seen for seen in self.running() if seen.model_id != served.model_id]
-        around = Surroundings(here, rules, {}, {}, learned=self._learned).beside(others, profile)
+        around = Surroundings(
+            here, rules, {}, {}, learned=self._learned, dry_runs=self._preflights.dry_runs
+        ).beside(others, profile)
         return await self._planner.outlook(served, profile, around)
 
     async def profile(self) -> HardwareProfile:
@@ -308,13 +310,12 @@ class Fleet:
             models=self._leasing.processes().models,
             instances=self.running(),
             demand=self._book.demand(now_s=now_s),
-            hardware=self._preflights.reserved(
-                self._profile or profile, is_waiting=self._book.waiting
-            ),
+            hardware=self._profile or profile,
             engines=self._desired.engines,
             rules=self._desired.rules,
             settings=settings,
             learned=self._learned,
+            dry_runs=self._preflights.dry_runs,
             contexts=dict(self._leasing.wishes.contexts) if ratchets else {},
             yielded_s=dict(self._yielded_s),
             settling=self._memory.settling(now_s=now_s),
@@ -325,10 +326,12 @@ class Fleet:
 
     def _begin(self, action: Action, tasks: asyncio.TaskGroup) -> None:
         match action:
-            case Start(plan):
-                if (settled := self._settled(plan, tasks)) is not None:
-                    self._start(replace(action, plan=settled), tasks)
+            case Start(plan) | Restart(_, plan) if plan.doubt is not None:
+                self._preflights.begin(plan, engine=self._engine(plan), tasks=tasks)
+            case Start():
+                self._start(action, tasks)
             case Restart(instance_id, plan, _, context):
+                self._preflights.forget(plan.model_id)
                 instance = self._instances[instance_id]
                 instance.serves_context = context
                 instance.resume(plan, self._engine(plan))
@@ -344,22 +347,8 @@ class Fleet:
             case Refuse(model_id, reason, retry_after_s):
                 self._refuse(model_id, reason, retry_after_s)
 
-    def _settled(self, plan: LaunchPlan, tasks: asyncio.TaskGroup) -> LaunchPlan | None:
-        """The plan to launch now; None while a dry run decides."""
-        if self._profile is None:
-            return plan
-        settled = self._preflights.settled(
-            plan,
-            engine=self._engine(plan),
-            info=self._catalogue.models[plan.model_id].info,
-            hardware=self._profile,
-            tasks=tasks,
-        )
-        if settled is not None:
-            self._preflights.forget(plan.model_id)
-        return settled
-
     def _start(self, start: Start, tasks: asyncio.TaskGroup) -> None:
+        self._preflights.forget(start.plan.model_id)
         self._launched += 1
         plan = start.plan
         self._yielded_s.pop(plan.model_id, None)

@@ -14,8 +14,8 @@ import structlog
 from bench.planner.live import Live, handful
 from bench.planner.rows import Left, Row, read_rows
 from bench.planner.scores import Error, errors, percentile, report
+from planners.dry_runs import PreflightFailed
 from planners.graph.reservation import forget
-from planners.preflight import PreflightFailed
 
 TABLE = Path(__file__).parents[1] / "data" / "planning_actuals.jsonl"
 
@@ -67,9 +67,12 @@ def over_live(*, models: int, seed: int) -> str:
     closed = [share for launch in found for share in launch.errors(launch.predicted)]
     dry = [share for launch in found for share in launch.dry_errors]
     failed = [launch.dry for launch in found if isinstance(launch.dry, PreflightFailed)]
-    lines += [_summary("closed form", closed), _summary("preflight", dry)]
+    lines += [
+        _summary("closed form", closed),
+        _summary("preflight, over several devices the closed form", dry),
+    ]
     lines += [f"preflight failed: {failure.reason}" for failure in failed]
-    times = sorted(launch.dry_s for launch in found)
+    times = sorted(launch.dry_s for launch in found if launch.dry_s is not None)
     lines.append(f"one dry run: median {times[len(times) // 2]:.2f} s, most {times[-1]:.2f} s")
     return "\n".join(lines)
 

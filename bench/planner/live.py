@@ -17,14 +17,15 @@ from time import monotonic
 from planners.argv import child_argv, child_env
 from planners.backends import Engine
 from planners.buffers import BufferKind, BufferLine, measured, parse_buffer_line
+from planners.dry_runs import PreflightFailed, Told
 from planners.fallback import SOFTWARE_BINDING_BYTES, is_remote
 from planners.gguf import parse_model
 from planners.hardware import HOST, DeviceId
 from planners.kv_cache import LaunchShape
-from planners.memory import output_buffer_bytes, predict
+from planners.memory import output_buffer_bytes, output_growth_bytes, predict
 from planners.model import ModelId, ModelInfo
 from planners.plan import DeviceBytes, LaunchPlan
-from planners.preflight import PreflightFailed
+from planners.preflight import corrected, is_told_of
 from supervisor.child import Child, running
 from supervisor.preflight import PreflightCache, preflight
 from supervisor.quickstart import packaged_engine
@@ -45,13 +46,16 @@ class LaunchDied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """One launch: what both predictions said, what the engine reported."""
+    """One launch: what both predictions said, what the engine reported.
+
+    Over several devices and remote ones there is no dry run: `dry` is the closed form's there.
+    """
 
     name: str
     predicted: tuple[DeviceBytes, ...]
     dry: tuple[DeviceBytes, ...] | PreflightFailed
     reported: tuple[DeviceBytes, ...]
-    dry_s: float
+    dry_s: float | None
     died: str = ""
     """The engine's last lines where it did not come up; nothing was reported then."""
 
@@ -221,6 +225,14 @@ async def handful(*, seed: int, models: int, folder: Path) -> list[Live]:
     return found
 
 
+def measured_parts(
+    plan: LaunchPlan, info: ModelInfo, shape: LaunchShape, told: Told
+) -> tuple[DeviceBytes, ...]:
+    """The plan's bytes with what its dry run told, as placement takes it."""
+    output, growth = output_buffer_bytes(info, shape), output_growth_bytes(info, shape)
+    return corrected(plan.predicted, told, output_bytes=output, growth_bytes=growth)
+
+
 async def one(
     path: Path, info: ModelInfo, shape: LaunchShape, *, engine: Engine, servers: Sequence[str]
 ) -> Live:
@@ -228,16 +240,15 @@ async def one(
     used = [server for server in servers if any(server in device for device, _ in shape.split)]
     engine = reaching(engine, used)
     plan = plan_of(path, info, shape, engine=engine)
-    started_s = monotonic()
-    dry = await preflight(
-        plan,
-        engine=engine,
-        output_bytes=output_buffer_bytes(info, shape),
-        cache=PreflightCache(None),
-        environ=os.environ,
-        cwd=path.parent,
-    )
-    dry_s = monotonic() - started_s
+    dry: tuple[DeviceBytes, ...] | PreflightFailed = plan.predicted
+    dry_s = None
+    if is_told_of(device for device, _ in shape.split):
+        started_s = monotonic()
+        told = await preflight(
+            plan, engine=engine, cache=PreflightCache(None), environ=os.environ, cwd=path.parent
+        )
+        dry_s = monotonic() - started_s
+        dry = told if isinstance(told, PreflightFailed) else measured_parts(plan, info, shape, told)
     died = ""
     try:
         actual = await _twice(plan, engine=engine, cwd=path.parent)

@@ -55,6 +55,15 @@ class Budgets:
         known = (*self.devices, *self.spared)
         return {budget.device_id: budget.room_bytes for budget in known}[device_id]
 
+    def changed_by(self, bytes_by_device: Mapping[DeviceId, int]) -> "Budgets":
+        """With that many bytes more on each of them, or fewer."""
+        devices = tuple(
+            replace(budget, room_bytes=budget.room_bytes + bytes_by_device.get(budget.device_id, 0))
+            for budget in self.devices
+        )
+        host_room = self.host_bytes + bytes_by_device.get(HOST, 0)
+        return replace(self, host_bytes=host_room, devices=devices)
+
 
 def budgets(
     hardware: HardwareProfile,

@@ -85,11 +85,12 @@ class Splitter:
         room = sum(max(0, b.room_bytes - b.overhead_bytes) for b in self.devices)
         return self.measures.weights_bytes <= room
 
-    def host_has_room(self, shape: LaunchShape) -> bool:
+    def host_has_room(self, shape: LaunchShape, *, with_estimates: bool) -> bool:
         """False where the host lacks room for the shape wherever its layers lie; quickly told."""
         own = sum(max(0, b.room_bytes) for b in self.devices if not b.shares_host)
         rest = max(0, sum(self.measures.sizes(replace(shape, n_cpu_moe=0))) - own)
-        return self.measures.least_on_host_bytes(shape) + rest <= self.host_room_bytes
+        least = self.measures.least_on_host_bytes(shape, with_estimates=with_estimates)
+        return least + rest <= self.host_room_bytes
 
     @property
     def is_host_slower(self) -> bool:

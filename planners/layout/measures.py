@@ -32,14 +32,14 @@ from planners.speed import (
     step_s,
 )
 
-MOST_DRAWINGS = 8  # graphs in one plan; two are usual, and each may take 30 ms
+MOST_DRAWINGS = 24  # graphs in one search; two are usual, and each may take 30 ms
 _ANY = DeviceId("any")
 
 _Key = tuple[Hashable, ...]
 
 
 class Drawings:
-    """How many graphs were drawn for one plan."""
+    """How many graphs were drawn for one search."""
 
     def __init__(self) -> None:
         self._n = 0
@@ -59,7 +59,7 @@ class Measures:
         self._kept: dict[_Key, list[int]] = {}
         self._compute: dict[_Key, int] = {}
         self._draft: dict[_Key, int] = {}
-        self._host: dict[_Key, int] = {}
+        self._host: dict[_Key, tuple[int, int]] = {}
         self._asked: dict[_Key, _Loads] = {}
         self._on_host_ps: dict[_Key, list[int]] = {}
         self._on_device_ps: dict[_Key, list[int]] = {}
@@ -117,8 +117,11 @@ class Measures:
             found = self._draft[key] = parts[-1].upper_bytes
         return found
 
-    def least_on_host_bytes(self, shape: LaunchShape) -> int:
-        """Host memory that the shape takes however many of its layers lie on devices."""
+    def least_on_host_bytes(self, shape: LaunchShape, *, with_estimates: bool) -> int:
+        """Host memory that the shape takes however many of its layers lie on devices.
+
+        Without estimates: no compute buffer, whose size the search may yet learn exactly.
+        """
         key = _key(shape)
         if (found := self._host.get(key)) is None:
             whole = replace(shape, n_cpu_moe=0, split=((_ANY, self.info.n_layer + 1),))
@@ -126,8 +129,10 @@ class Measures:
             outputs = output_buffer_bytes(self.info, whole)
             outputs += output_growth_bytes(self.info, whole)
             fixed = self.info.input_bytes + host_overhead_bytes(self.info)
-            found = self._host[key] = fixed + compute + int(compute * MARGIN_SHARE) + outputs
-        return found + self._expert_ends[min(shape.n_cpu_moe, self.info.n_layer)]
+            found = self._host[key] = fixed + outputs, compute + int(compute * MARGIN_SHARE)
+        known, estimated = found
+        experts = self._expert_ends[min(shape.n_cpu_moe, self.info.n_layer)]
+        return known + experts + (estimated if with_estimates else 0)
 
     def host_ps(
         self, shape: LaunchShape, host: Rate, borrower: Rate, *, penalty: float

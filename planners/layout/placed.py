@@ -1,9 +1,10 @@
 """One way to launch a model, not yet a plan, and the best of several. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planners.backends import Engine
+from planners.dry_runs import DryRunKey
 from planners.hardware import HOST, DeviceId
 from planners.kv_cache import LaunchShape
 from planners.layout.budget import Budgets
@@ -22,6 +23,8 @@ class Placed:
     shape: LaunchShape
     predicted: tuple[DeviceBytes, ...]
     speed: Speed
+    doubt: DryRunKey | None = None
+    """It fits by what is expected alone; a dry run of this decides."""
 
     @property
     def token_s(self) -> float:
@@ -40,17 +43,28 @@ class Placed:
         return other.token_s > self.token_s * WORTH_STOPPING
 
     def missing_bytes(self, room: Budgets) -> dict[DeviceId, int]:
-        """By how much it exceeds `room`, where it does."""
-        needs = {part.device_id: part.upper_bytes for part in self.predicted}
-        needs[HOST] = self.host_need_bytes
-        over = {device_id: need - room.room_bytes(device_id) for device_id, need in needs.items()}
-        return {device_id: n_bytes for device_id, n_bytes in over.items() if n_bytes > 0}
+        """By how much its upper bounds exceed `room`, where they do."""
+        return self._over(room, lambda part: part.upper_bytes)
+
+    @property
+    def may_fit(self) -> bool:
+        """False where it does not fit whatever its buffers take."""
+        return not self._over(self.room, lambda part: part.kept_bytes)
 
     @property
     def host_need_bytes(self) -> int:
         """Host memory it takes, on devices that share it too."""
+        return self._on_host(lambda part: part.upper_bytes)
+
+    def _over(self, room: Budgets, need: Callable[[DeviceBytes], int]) -> dict[DeviceId, int]:
+        needs = {part.device_id: need(part) for part in self.predicted}
+        needs[HOST] = self._on_host(need)
+        over = {device_id: size - room.room_bytes(device_id) for device_id, size in needs.items()}
+        return {device_id: n_bytes for device_id, n_bytes in over.items() if n_bytes > 0}
+
+    def _on_host(self, need: Callable[[DeviceBytes], int]) -> int:
         on_host = {HOST, *(b.device_id for b in self.room.devices if b.shares_host)}
-        return sum(part.upper_bytes for part in self.predicted if part.device_id in on_host)
+        return sum(need(part) for part in self.predicted if part.device_id in on_host)
 
 
 def fastest(heads: Sequence[Placed | None]) -> Placed | None:

@@ -14,21 +14,21 @@ import pytest
 from bench.planner.live import (
     VULKAN,
     live_engine,
+    measured_parts,
     plan_of,
-    reaching,
     read,
     reported,
-    rpc_servers,
 )
 from planners.backends import Engine
+from planners.dry_runs import DryRunKey, PreflightFailed, Reserved
 from planners.hardware import HOST, DeviceId
 from planners.kv_cache import LaunchShape
 from planners.memory import output_buffer_bytes
 from planners.model import ModelInfo
 from planners.plan import DeviceBytes, LaunchPlan
-from planners.preflight import PreflightFailed
+from planners.sizes import MIB
 from supervisor.preflight import PreflightCache, Preflights, preflight
-from tests.fakes.machines import FLAGS, engine, machine
+from tests.fakes.machines import FLAGS, engine
 from tests.fakes.system_parts import need_mesa
 from tests.fakes.tiny_models import tiny_models, write
 
@@ -41,6 +41,7 @@ x I print: |   - Host               |                   24 =     8 +       5 +  
 x I fit: done
 """
 RUNS = "runs"
+SEVEN = Reserved(6, 7)
 
 
 @pytest.fixture
@@ -73,15 +74,15 @@ async def dry(
     cache: PreflightCache | None = None,
     limit_s: float = 30.0,
 ) -> tuple[DeviceBytes, ...] | PreflightFailed:
-    return await preflight(
+    told = await preflight(
         plan,
         engine=engine,
-        output_bytes=output_buffer_bytes(info, shape),
         cache=cache or PreflightCache(None),
         environ=os.environ,
         cwd=cwd,
         limit_s=limit_s,
     )
+    return told if isinstance(told, PreflightFailed) else measured_parts(plan, info, shape, told)
 
 
 def totals(parts: tuple[DeviceBytes, ...]) -> dict[DeviceId, int]:
@@ -106,25 +107,6 @@ async def test_a_dry_run_agrees_with_the_load(name: str, layers: int, short_dir:
     assert isinstance(measured, tuple)
     device = VULKAN if count else HOST
     assert totals(measured)[device] == pytest.approx(totals(loaded)[device], rel=0.02)
-
-
-@pytest.mark.llama
-async def test_three_remote_devices_are_run_dry_and_loaded(short_dir: Path) -> None:
-    need_mesa()
-    path = write(MODELS["normed"], short_dir)
-    info = read(path)
-    with rpc_servers(3) as servers:
-        able = reaching(live_engine(), servers)
-        split = tuple((DeviceId(f"rpc:{s}"), n) for s, n in zip(servers, (2, 1, 2), strict=True))
-        shape = replace(SHAPE, split=split)
-        plan = plan_of(path, info, shape, engine=able)
-
-        measured = await dry(plan, engine=able, info=info, shape=shape, cwd=short_dir)
-        loaded = await reported(plan, engine=able, cwd=short_dir)
-
-    assert isinstance(measured, tuple), measured
-    for device, _ in split:
-        assert totals(measured)[device] == pytest.approx(totals(loaded)[device], rel=0.02)
 
 
 @pytest.fixture
@@ -224,7 +206,8 @@ async def test_an_answer_is_remembered_over_restarts(
     assert isinstance(first, tuple)
     assert first == second
     assert runs(short_dir) == 1
-    assert first[0].compute_bytes == round(11.25 * (1 << 20)) + output_buffer_bytes(info, SHAPE)
+    expected = 11.25 * MIB + output_buffer_bytes(info, SHAPE)
+    assert first[0].compute_bytes == pytest.approx(expected, abs=0.01 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -252,24 +235,24 @@ async def test_an_answer_serves_no_other_launch(
     assert runs(short_dir) == 2
 
 
-@pytest.mark.parametrize("content", ["", "no json", "[1]", '{"a": {"b": "c"}}'])
+@pytest.mark.parametrize("content", ["", "no json", "[1]", '{"a": {"b": "c"}}', '{"a": {"b": 7}}'])
 async def test_a_broken_memory_is_an_empty_one(content: str, tmp_path: Path) -> None:
     file = tmp_path / "preflights.json"
     file.write_text(content)
 
     cache = PreflightCache(file)
-    cache.remember("key", {HOST: 7})
+    cache.remember("key", {HOST: SEVEN})
 
-    assert PreflightCache(file).get("key") == {HOST: 7}
+    assert PreflightCache(file).get("key") == {HOST: SEVEN}
 
 
 def test_memory_is_bounded() -> None:
     cache = PreflightCache(None)
     for i in range(300):
-        cache.remember(str(i), {HOST: i})
+        cache.remember(str(i), {HOST: Reserved(i, i)})
 
     assert cache.get("0") is None
-    assert cache.get("299") == {HOST: 299}
+    assert cache.get("299") == {HOST: Reserved(299, 299)}
 
 
 async def test_a_cancelled_dry_run_leaves_no_process(
@@ -294,104 +277,106 @@ async def test_a_cancelled_dry_run_leaves_no_process(
 class Loop:
     """Preflights as the fleet's loop uses them."""
 
-    def __init__(self, folder: Path, able: Engine, info: ModelInfo, *, room_bytes: int) -> None:
+    def __init__(self, folder: Path, able: Engine) -> None:
         self.looked = asyncio.Event()
-        whole = machine(host_gib=1)
-        self.hardware = replace(whole, host=replace(whole.host, available_bytes=room_bytes))
-        self.able, self.info = able, info
+        self.able = able
         self.preflights = Preflights(
             PreflightCache(None), environ=os.environ, cwd=folder, changed=self.looked.set
         )
 
-    def settled(self, plan: LaunchPlan, tasks: asyncio.TaskGroup) -> LaunchPlan | None:
-        return self.preflights.settled(
-            plan, engine=self.able, info=self.info, hardware=self.hardware, tasks=tasks
-        )
+    def begin(self, plan: LaunchPlan, tasks: asyncio.TaskGroup) -> None:
+        self.preflights.begin(plan, engine=self.able, tasks=tasks)
 
-    async def answered(self) -> None:
+    async def answered(self, plan: LaunchPlan, tasks: asyncio.TaskGroup) -> None:
+        self.looked.clear()
+        self.begin(plan, tasks)
         async with asyncio.timeout(10):
             await self.looked.wait()
 
 
-def tight(plan: LaunchPlan, *, room_bytes: int) -> LaunchPlan:
-    part = DeviceBytes(HOST, 0, 0, room_bytes - 10, margin_bytes=10)
-    return replace(plan, devices=(), predicted=(part,))
+def doubtful(plan: LaunchPlan, *, n_ubatch: int = 256) -> LaunchPlan:
+    shape = replace(SHAPE, n_ubatch=n_ubatch)
+    key = DryRunKey(plan.engine_id, plan.model_digest, shape, settings=())
+    return replace(plan, devices=(), n_ubatch=n_ubatch, doubt=key)
 
 
-ROOM = 1 << 30
-LITTLE = 8 << 20  # the pretender's table says 11.25 MiB
-
-
-async def test_a_narrow_launch_waits_for_one_dry_run_and_takes_its_figures(
+async def test_a_doubtful_launch_has_one_dry_run_at_a_time(
     known: tuple[Path, ModelInfo], short_dir: Path
 ) -> None:
     path, info = known
     able = speaker(short_dir)
-    plan = tight(plan_of(path, info, SHAPE, engine=able), room_bytes=ROOM)
-    loop = Loop(short_dir, able, info, room_bytes=ROOM)
+    plan = doubtful(plan_of(path, info, SHAPE, engine=able))
+    loop = Loop(short_dir, able)
+    assert plan.doubt is not None
 
     async with asyncio.TaskGroup() as tasks:
-        before = loop.settled(plan, tasks)
-        again = loop.settled(plan, tasks)
-        await loop.answered()
-        after = loop.settled(plan, tasks)
+        loop.begin(plan, tasks)
+        before = loop.preflights.dry_runs
+        await loop.answered(plan, tasks)
+    after = loop.preflights.dry_runs
 
-    assert (before, again) == (None, None)
-    assert after is not None
-    assert after.predicted[0].margin_bytes == 0
+    assert before.may_tell(plan.doubt, plan.model_id)
+    assert before.of(plan.doubt) is None
+    assert not after.may_tell(plan.doubt, plan.model_id)
+    told = after.of(plan.doubt)
+    assert told is not None
+    assert told[HOST].nearest_bytes(0) == pytest.approx(11.25 * MIB, rel=1e-3)
     assert runs(short_dir) == 1
 
 
-async def test_a_roomy_launch_waits_for_nothing(
+async def test_a_launch_without_doubt_is_not_run_dry(
     known: tuple[Path, ModelInfo], short_dir: Path
 ) -> None:
     path, info = known
     able = speaker(short_dir)
-    plan = tight(plan_of(path, info, SHAPE, engine=able), room_bytes=ROOM // 2)
-    loop = Loop(short_dir, able, info, room_bytes=ROOM)
+    loop = Loop(short_dir, able)
 
     async with asyncio.TaskGroup() as tasks:
-        assert loop.settled(plan, tasks) is plan
+        loop.begin(plan_of(path, info, SHAPE, engine=able), tasks)
+
+    assert not (short_dir / RUNS).exists()
 
 
-async def test_a_failed_dry_run_lets_the_plan_go_ahead(
+async def test_after_a_failed_dry_run_nobody_waits_for_another(
     known: tuple[Path, ModelInfo], short_dir: Path
 ) -> None:
     path, info = known
     able = pretender(short_dir, "exit 1")
-    plan = tight(plan_of(path, info, SHAPE, engine=able), room_bytes=ROOM)
-    loop = Loop(short_dir, able, info, room_bytes=ROOM)
+    plan = doubtful(plan_of(path, info, SHAPE, engine=able))
+    other = doubtful(plan, n_ubatch=128)
+    loop = Loop(short_dir, able)
+    assert plan.doubt is not None
+    assert other.doubt is not None
 
     async with asyncio.TaskGroup() as tasks:
-        loop.settled(plan, tasks)
-        await loop.answered()
+        await loop.answered(plan, tasks)
+    failed = loop.preflights.dry_runs
+    loop.preflights.forget(plan.model_id)
+    forgotten = loop.preflights.dry_runs
 
-        assert loop.settled(plan, tasks) is plan
+    assert failed.of(plan.doubt) is None
+    assert not failed.may_tell(other.doubt, plan.model_id)
+    assert forgotten.may_tell(plan.doubt, plan.model_id)
 
 
-async def test_what_is_missing_is_kept_free_until_the_next_plan_goes_ahead(
+async def test_a_models_callers_wait_for_three_dry_runs_at_most(
     known: tuple[Path, ModelInfo], short_dir: Path
 ) -> None:
     path, info = known
     able = speaker(short_dir)
-    plan = tight(plan_of(path, info, SHAPE, engine=able), room_bytes=LITTLE)
-    loop = Loop(short_dir, able, info, room_bytes=LITTLE)
+    plan = plan_of(path, info, SHAPE, engine=able)
+    one, two, three, four = (doubtful(plan, n_ubatch=n) for n in (256, 128, 64, 32))
+    loop = Loop(short_dir, able)
+    assert four.doubt is not None
 
     async with asyncio.TaskGroup() as tasks:
-        loop.settled(plan, tasks)
-        await loop.answered()
-        refused = loop.settled(plan, tasks)
-        reserved = loop.preflights.reserved(loop.hardware, is_waiting=lambda _: True)
-        forsaken = loop.preflights.reserved(loop.hardware, is_waiting=lambda _: False)
-        smaller = replace(plan, n_ctx=1024)
-        gone_ahead = loop.settled(smaller, tasks)
-        loop.preflights.forget(plan.model_id)
+        await loop.answered(one, tasks)
+        await loop.answered(two, tasks)
+        may_still = loop.preflights.dry_runs.may_tell(four.doubt, plan.model_id)
+        await loop.answered(three, tasks)
 
-    assert refused is None
-    assert reserved.host.reserve_bytes > 3 << 20
-    assert forsaken == loop.hardware
-    assert gone_ahead is smaller
-    assert loop.preflights.reserved(loop.hardware, is_waiting=lambda _: True) == loop.hardware
+    assert may_still
+    assert not loop.preflights.dry_runs.may_tell(four.doubt, plan.model_id)
 
 
 async def test_stopping_ends_a_dry_run_under_way(
@@ -399,12 +384,12 @@ async def test_stopping_ends_a_dry_run_under_way(
 ) -> None:
     path, info = known
     able = pretender(short_dir, "exec sleep 60")
-    plan = tight(plan_of(path, info, SHAPE, engine=able), room_bytes=ROOM)
-    loop = Loop(short_dir, able, info, room_bytes=ROOM)
+    plan = doubtful(plan_of(path, info, SHAPE, engine=able))
+    loop = Loop(short_dir, able)
 
     started_s = monotonic()
     async with asyncio.TaskGroup() as tasks:
-        loop.settled(plan, tasks)
+        loop.begin(plan, tasks)
         loop.preflights.stop()
 
     assert monotonic() - started_s < 10
