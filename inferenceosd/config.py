@@ -24,8 +24,16 @@ from inferenceosd.platform_folders import (
     state_folder,
     this_platform,
 )
+from planners.groups import Group
 from planners.model import ModelId, ModelSettings
-from planners.settings import DeviceRule, FleetSettings, MemoryRule, ModelRule, PlacementRules
+from planners.settings import (
+    ContextPolicy,
+    DeviceRule,
+    FleetSettings,
+    MemoryRule,
+    ModelRule,
+    PlacementRules,
+)
 from planners.sizes import MIB
 
 MAX_FILE_BYTES = MIB  # a thousand models fit in a tenth of it
@@ -264,11 +272,23 @@ def _fleet(values: Values) -> FleetSettings:
         drain_s=values.get(keys.FLEET_DRAIN_TIMEOUT),
         finish_s=values.get(keys.FLEET_FINISH_TIMEOUT),
         wait_s=values.get(keys.FLEET_WAIT_TIMEOUT),
+        turn_s=values.get(keys.FLEET_TURN),
         stop_s=values.get(keys.FLEET_STOP_TIMEOUT),
         restart_window_s=values.get(keys.FLEET_RESTART_WINDOW),
         restart_limit=values.get(keys.FLEET_RESTART_LIMIT),
         cooldown_s=values.get(keys.FLEET_RESTART_COOLDOWN),
         hang_s=values.get(keys.FLEET_HANG_TIMEOUT),
+        context_policy=ContextPolicy(values.get(keys.MODELS_CONTEXT_POLICY)),
+        groups=tuple(_group(group) for group in values.get(keys.GROUPS)),
+    )
+
+
+def _group(group: Values) -> Group:
+    return Group(
+        name=group.get(table_keys.GROUP_NAME) or "",
+        models=group.get(table_keys.GROUP_MODELS),
+        exclusive=group.get(table_keys.GROUP_EXCLUSIVE),
+        alone=group.get(table_keys.GROUP_ALONE),
     )
 
 

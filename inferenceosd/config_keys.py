@@ -23,8 +23,10 @@ from inferenceosd.config_kinds import (
 from inferenceosd.config_table_keys import (
     BACKEND_KEYS,
     DEVICE_KEYS,
+    GROUP_KEYS,
     MODEL_KEYS,
     check_backend,
+    check_groups,
     check_models,
 )
 from inferenceosd.config_tables import array_of_tables, named_tables
@@ -100,6 +102,15 @@ MODELS_CONTEXT = Key(
     None,
     "Tokens that one request may use, prompt and reply together.",
     "the largest of a short ladder that fits, at most what the model was trained for",
+)
+MODELS_CONTEXT_POLICY = Key(
+    "models.context_policy",
+    choice("ratchet", "fixed", "client"),
+    "ratchet",
+    "What a request's `num_ctx` does to a loaded model. `ratchet`: a larger one loads it anew once,"
+    " and that size stays until the daemon ends. `fixed`: nothing. `client`: each other size loads"
+    " it anew, down to `context`. A smaller one only bounds its own request's prompt.",
+    "one reload at most, whatever sizes its clients ask for in turn",
 )
 MODELS_PARALLEL = Key(
     "models.parallel",
@@ -196,6 +207,14 @@ FLEET_WAIT_TIMEOUT = Key(
     600.0,
     "How long a caller waits for its turn, a load included.",
     "the patience of OpenAI's clients",
+)
+FLEET_TURN = Key(
+    "fleet.turn",
+    finite_duration(0.1, DAY_S),
+    15.0,
+    "How long a model in use goes on, and another one's callers wait, until it makes way for one"
+    " that finds no room beside it; its load time where that is longer. Replies are finished.",
+    "three loads of 5 s: no more than a quarter of the time goes into changing models",
 )
 FLEET_STOP_TIMEOUT = Key(
     "fleet.stop_timeout",
@@ -307,6 +326,13 @@ MODELS = Key(
     "Settings of single models.",
     "none",
 )
+GROUPS = Key(
+    "group",
+    array_of_tables(GROUP_KEYS, allowed="[[group]] tables", check=check_groups),
+    (),
+    "Models that may not run at once.",
+    "none: memory alone decides",
+)
 KEYS = any_keys(
     SERVER_LISTEN,
     SERVER_MAX_BODY,
@@ -317,6 +343,7 @@ KEYS = any_keys(
     MODELS_DIRS,
     MODELS_KEEP_ALIVE,
     MODELS_CONTEXT,
+    MODELS_CONTEXT_POLICY,
     MODELS_PARALLEL,
     MODELS_CACHE_TYPE_K,
     MODELS_CACHE_TYPE_V,
@@ -330,6 +357,7 @@ KEYS = any_keys(
     FLEET_DRAIN_TIMEOUT,
     FLEET_FINISH_TIMEOUT,
     FLEET_WAIT_TIMEOUT,
+    FLEET_TURN,
     FLEET_STOP_TIMEOUT,
     FLEET_HANG_TIMEOUT,
     FLEET_RESTART_LIMIT,
@@ -344,5 +372,6 @@ KEYS = any_keys(
     DEVICES,
     BACKENDS,
     MODELS,
+    GROUPS,
 )
 """All of them, in the order of the reference."""

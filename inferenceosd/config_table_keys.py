@@ -1,4 +1,4 @@
-"""The settings inside of named tables: [devices."NAME"], [backends.NAME] and [[model]]."""
+"""The settings inside of tables: [devices."NAME"], [backends.NAME], [[model]] and [[group]]."""
 
 import os.path
 from collections.abc import Sequence
@@ -122,6 +122,28 @@ MODEL_KEYS = any_keys(
 )
 
 
+# A group: [[group]]
+GROUP_NAME = Key(
+    "name", or_unset(TEXT), None, "What reasons and events call it.", "none: it must be written"
+)
+GROUP_MODELS = Key("models", TEXTS, (), "Its members, by name or alias.", "none: two at least")
+GROUP_EXCLUSIVE = Key(
+    "exclusive",
+    FLAG,
+    True,
+    "Whether one member runs at a time; the one that is asked for takes the other's place.",
+    "what a group is mostly for",
+)
+GROUP_ALONE = Key(
+    "alone",
+    FLAG,
+    False,
+    "Whether a member runs only while no model outside of the group does.",
+    "others fit beside it, or do not, by their size",
+)
+GROUP_KEYS = any_keys(GROUP_NAME, GROUP_MODELS, GROUP_EXCLUSIVE, GROUP_ALONE)
+
+
 def name_of(model: Values) -> str:
     """What a [[model]] is called: its name, else its file's; "" where it has neither."""
     if name := model.get(MODEL_NAME):
@@ -146,6 +168,46 @@ def check_models(models: Sequence[Values]) -> None:
                     allowed="each name and alias once",
                     earlier=earlier,
                 )
+
+
+def check_groups(groups: Sequence[Values]) -> None:
+    """Raises Refused for a group without a name, a rule or members, and for what is there twice."""
+    names: dict[str, int] = {}
+    for index, group in enumerate(groups):
+        name = group.get(GROUP_NAME)
+        if name is None:
+            raise Refused("no name", path=(index,), allowed="a name")
+        earlier = names.setdefault(name.lower(), index)
+        if earlier != index:
+            raise Refused(
+                f"{name[:80]!r} is a group already",
+                path=(index, "name"),
+                allowed="each name once",
+                earlier=(earlier, "name"),
+            )
+        if not (group.get(GROUP_EXCLUSIVE) or group.get(GROUP_ALONE)):
+            raise Refused(
+                "neither exclusive nor alone", path=(index,), allowed="one of them, or both"
+            )
+        _check_members(group, index)
+
+
+def _check_members(group: Values, index: int) -> None:
+    members: dict[str, int] = {}
+    named: tuple[str, ...] = group.get(GROUP_MODELS)
+    for at, member in enumerate(named):
+        earlier = members.setdefault(member.lower().removesuffix(":latest"), at)
+        if earlier != at:
+            raise Refused(
+                f"{member[:80]!r} is a member already",
+                path=(index, "models", at),
+                allowed="each member once",
+                earlier=(index, "models", earlier),
+            )
+    least = 1 if group.get(GROUP_ALONE) else 2
+    if len(members) < least:
+        allowed = "one model at least" if least == 1 else "two models at least"
+        raise Refused(f"{len(members)} members", path=(index, "models"), allowed=allowed)
 
 
 def check_backend(backend: Values) -> None:

@@ -53,6 +53,7 @@ _TABLES = {
     "devices": ('[devices."NAME"]', table_keys.DEVICE_KEYS),
     "backends": ("[backends.NAME]", table_keys.BACKEND_KEYS),
     "model": ("[[model]]", table_keys.MODEL_KEYS),
+    "group": ("[[group]]", table_keys.GROUP_KEYS),
 }
 
 

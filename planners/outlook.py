@@ -10,10 +10,10 @@ from planners.layout.measures import Measures
 from planners.model import ServedModel
 from planners.placement import plan_launch
 from planners.plan import LaunchPlan, Shortfall
-from planners.reconcile import taken
 from planners.settings import PlacementRules
 from planners.sizes import GIB
 from planners.speed import NOTHING_LEARNED, NOTICED, Learned, format_rate
+from planners.taken import taken
 from planners.view import Observed
 
 MOST_TRIED = 5  # devices: each takes a plan of its own

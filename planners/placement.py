@@ -67,6 +67,7 @@ def plan_launch(
     learned: Learned = NOTHING_LEARNED,
     measures: Measures | None = None,
     dry_runs: DryRuns = NO_DRY_RUNS,
+    least_context: int = 0,
 ) -> LaunchPlan | Shortfall:
     """The best launch within the room there is, or what is missing for an acceptable one.
 
@@ -74,12 +75,14 @@ def plan_launch(
     which count against limits. `could_free`: bytes that idle instances could give back; where they
     would make the launch faster, the answer is the Shortfall that eviction closes. `learned`: rates
     observed here. `measures`: the model's, where it is planned several times. `dry_runs`: what the
-    engine has told of launches, which counts before what is predicted of them. Raises PlanError
+    engine has told of launches, which counts before what is predicted of them. `least_context`:
+    tokens of a request that a caller wants, however little would do otherwise. Raises PlanError
     where the rules name an unknown KV cache type.
     """
     answer = attempt_launch(
         served, hardware=hardware, engines=engines, rules=rules, promised=promised, held=held,
         could_free=could_free, learned=learned, measures=measures, dry_runs=dry_runs,
+        least_context=least_context,
     )  # fmt: skip
     return answer.answer() if isinstance(answer, Unplaced) else answer
 
@@ -96,9 +99,10 @@ def attempt_launch(
     learned: Learned = NOTHING_LEARNED,
     measures: Measures | None = None,
     dry_runs: DryRuns = NO_DRY_RUNS,
+    least_context: int = 0,
 ) -> "LaunchPlan | Shortfall | Unplaced":
     """As `plan_launch`, but what is missing for a model without a place is left to be asked for."""
-    ask = asked(served, rules=rules)
+    ask = asked(served, rules=rules, least_context=least_context)
     threads = n_threads(hardware, served.info, n_parallel=ask.n_parallel)
     search = _Search(
         served,

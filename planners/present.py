@@ -5,20 +5,12 @@ An action that is dropped costs nothing: the next look decides anew.
 
 from collections.abc import Sequence
 
+from planners.actions import Action, Allow, Refuse, Restart, Start, Stop, Yield
 from planners.model import ModelId
 from planners.plan import InstanceId, LaunchPlan
-from planners.reconcile import (
-    Action,
-    Refuse,
-    Restart,
-    Start,
-    Stop,
-    evictable,
-    launch_key,
-    wanted,
-    why_stop,
-)
-from planners.view import View
+from planners.reconcile import launch_key, wanted, why_stop
+from planners.turns import evictable, is_pinned
+from planners.view import InstanceState, View
 
 
 def still_true(
@@ -32,8 +24,9 @@ def still_true(
         return ()
     now = _Present(decided_on, view, now_s)
     kept = [action for action in actions if now.admits(action)]
-    void = {a.room_for for a in actions if isinstance(a, Stop) and a not in kept} - {None}
-    return tuple(a for a in kept if not (isinstance(a, Stop) and a.room_for in void))
+    leaves = Stop | Yield
+    void = {a.room_for for a in actions if isinstance(a, leaves) and a not in kept} - {None}
+    return tuple(a for a in kept if not (isinstance(a, leaves) and a.room_for in void))
 
 
 def _desires(view: View) -> tuple[object, ...]:
@@ -47,23 +40,32 @@ class _Present:
         self._before, self._view, self._now_s = decided_on, view, now_s
         self._instances = {seen.instance_id: seen for seen in view.instances}
         self._by_model = {seen.model_id: seen for seen in view.instances}
-        self._wanted = {served.model_id for served in wanted(view)}
-        self._evictable = {seen.instance_id for seen in evictable(view)}
+        self._wanted = {served.model_id for served in wanted(view, now_s=now_s)}
+        self._evictable = {seen.instance_id for seen in evictable(view, now_s=now_s)}
 
     def admits(self, action: Action) -> bool:
         """Whether the action may be carried out now."""
         match action:
-            case Start(plan, key, _):
+            case Start(plan, key):
                 return (
                     plan.model_id in self._wanted
                     and plan.model_id not in self._by_model
                     and self._key(plan.model_id, self._view) == key
                     and self._has_devices(plan)
                 )
-            case Restart(instance_id, plan, _):
+            case Restart(instance_id, plan):
                 return self._is_down(instance_id) and self._has_devices(plan)
             case Stop():
                 return self._may_stop(action)
+            case Yield(instance_id, _, room_for):
+                if room_for is None:
+                    return self._lacks_context(instance_id)
+                seen = self._instances.get(instance_id)
+                if seen is None or seen.state is not InstanceState.READY:
+                    return False
+                return not is_pinned(self._view, seen) and room_for in self._wanted
+            case Allow(instance_id):
+                return self._lacks_context(instance_id)
             case Refuse(model_id):
                 return self._may_refuse(model_id)
 
@@ -71,9 +73,19 @@ class _Present:
         seen = self._instances.get(stop.instance_id)
         if seen is None:
             return False
+        if stop.finishes:
+            return self._lacks_context(stop.instance_id)
         if stop.room_for is not None:
             return stop.instance_id in self._evictable and stop.room_for in self._wanted
         return why_stop(self._view, seen, now_s=self._now_s) is not None
+
+    def _lacks_context(self, instance_id: InstanceId) -> bool:
+        """Whether callers of a ready instance still wait for another context than it has."""
+        seen = self._instances.get(instance_id)
+        if seen is None or seen.state is not InstanceState.READY:
+            return False
+        demand = self._view.demand.get(seen.model_id)
+        return demand is not None and demand.context > 0
 
     def _may_refuse(self, model_id: ModelId) -> bool:
         """No file, no instance and no memory of another one may have changed for the better."""

@@ -9,73 +9,43 @@ LOADING ─ stop → STOPPING;  BACKOFF | FAILED ─ stop, or no longer wanted �
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
+from planners.actions import Action, Allow, Refuse, Restart, Start, Stop, Yield
 from planners.durations import format_duration
-from planners.eviction import Candidate, victims
-from planners.hardware import HOST, DeviceId, DeviceKind, HardwareProfile
-from planners.model import ModelId, ServedModel
-from planners.placement import plan_launch
-from planners.plan import InstanceId, LaunchPlan, Shortfall
-from planners.settings import PlacementRules
-from planners.view import InstanceState, Observed, View
+from planners.groups import conflict
+from planners.hardware import HOST, DeviceId
+from planners.layout.budget import freed
+from planners.model import ServedModel
+from planners.plan import LaunchPlan, Shortfall
+from planners.room import (
+    Departures,
+    Waiting,
+    claim_of,
+    context_of,
+    freeable,
+    make_rivals_leave,
+    make_room,
+    make_room_by_count,
+    make_turn,
+    planned,
+)
+from planners.settings import ContextPolicy, PlacementRules
+from planners.taken import Taken, taken
+from planners.turns import (
+    evictable,
+    is_pinned,
+    is_turn_over,
+    may_wait_no_longer,
+    patience_s,
+    rival_that_stays,
+    rivals,
+)
+from planners.view import RELEASING, InstanceState, Observed, View
 
-_RELEASING = (InstanceState.DRAINING, InstanceState.STOPPING)
+_NOBODYS_BYTES = 1 << 62  # promised of a device that nobody after may take room on
 
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What our own instances have of the machine, by how the machine counts it."""
-
-    promised: Counter[DeviceId]
-    """Spoken for though it still counts as free: all of a loading instance's; of the others what
-    free figures never show, which is file-backed weights (the kernel counts them as available)
-    and everything on devices that report no use."""
-    held: Counter[DeviceId]
-    """The rest, which the machine counts as used; it counts against the operator's limits."""
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Launch a new instance."""
-
-    plan: LaunchPlan
-    launch_key: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """Launch an instance in BACKOFF again, by a fresh plan."""
-
-    instance_id: InstanceId
-    plan: LaunchPlan
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Drain an instance, stop its child, forget it."""
-
-    instance_id: InstanceId
-    reason: str
-    room_for: ModelId | None = None
-    """The model that gets its room; None where it ends on its own account."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Tell everyone in a model's line that it cannot be served."""
-
-    model_id: ModelId
-    reason: str
-    retry_after_s: float | None
-    log_tail: tuple[str, ...] = ()
-    """Of the process whose end is the reason."""
-
-
-Action = Start | Restart | Stop | Refuse
 
 NO_ENGINE = (
     "no llama-server runs on this machine; build one with scripts/build_backends.sh cpu "
@@ -97,14 +67,22 @@ def launch_key(served: ServedModel, rules: PlacementRules) -> str:
 def reconcile(view: View, *, now_s: float) -> tuple[Action, ...]:
     """The next actions; () once the world is as desired, or while work under way must end first."""
     stops = tuple(_stops(view, now_s=now_s))
-    stopping = {stop.instance_id for stop in stops}
     if view.engines is None:
         return stops
+    view = _after(view, stops)
+    regrown = tuple(_regrown(view, now_s=now_s))
+    view = _after(view, regrown)
+    return (*stops, *regrown, *_launches(view, now_s=now_s))
+
+
+def _after(view: View, actions: Iterable[Action]) -> View:
+    """The view with those that are told to stop as good as draining."""
+    leaving = {a.instance_id for a in actions if isinstance(a, Stop | Yield)}
     instances = tuple(
-        replace(seen, state=InstanceState.DRAINING) if seen.instance_id in stopping else seen
+        replace(seen, state=InstanceState.DRAINING) if seen.instance_id in leaving else seen
         for seen in view.instances
     )
-    return stops + tuple(_launches(replace(view, instances=instances), now_s=now_s))
+    return replace(view, instances=instances)
 
 
 def awaits_launch(view: View, *, now_s: float) -> bool:
@@ -114,13 +92,13 @@ def awaits_launch(view: View, *, now_s: float) -> bool:
     present = {seen.model_id: seen for seen in view.instances}
     return any(
         (seen := present.get(served.model_id)) is None or _is_due(seen, now_s=now_s)
-        for served in wanted(view)
-    )
+        for served in wanted(view, now_s=now_s)
+    ) or any(demand.context for demand in view.demand.values())
 
 
 def _stops(view: View, *, now_s: float) -> Iterator[Stop]:
     for seen in view.instances:
-        if seen.state not in _RELEASING and (reason := why_stop(view, seen, now_s=now_s)):
+        if seen.state not in RELEASING and (reason := why_stop(view, seen, now_s=now_s)):
             yield Stop(seen.instance_id, reason)
 
 
@@ -135,6 +113,8 @@ def why_stop(view: View, seen: Observed, *, now_s: float) -> str | None:
         return rule
     if served.settings.pin or seen.waiting:
         return None
+    if (rival := rival_that_stays(view, seen)) is not None:
+        return rival
     if seen.state is InstanceState.READY and seen.idle_since_s is not None:
         idle_s = now_s - seen.idle_since_s
         return _expired(idle_s, keep_alive_s=seen.keep_alive_s)
@@ -165,42 +145,90 @@ def _broken_rule(view: View, plan: LaunchPlan) -> str | None:
     return None
 
 
+def _regrown(view: View, *, now_s: float) -> Iterator[Stop | Yield | Allow]:
+    """What becomes of instances whose callers wait for another context than the loaded one."""
+    for seen in view.instances:
+        demand = view.demand.get(seen.model_id)
+        if seen.state is not InstanceState.READY or demand is None or not demand.context:
+            continue
+        follows = view.settings.context_policy is ContextPolicy.CLIENT
+        if follows and seen.running and not is_turn_over(view, seen, now_s=now_s):
+            continue
+        yield _with_context(view, seen, demand.context, now_s=now_s)
+
+
+def _with_context(
+    view: View, seen: Observed, context: int, *, now_s: float
+) -> Stop | Yield | Allow:
+    served, loaded = view.models[seen.model_id], seen.plan.context
+    others = replace(view, instances=tuple(i for i in view.instances if i is not seen))
+    alone = taken(view.hardware, (seen,))
+    room = replace(others, hardware=freed(view.hardware, alone.held))
+    plan = planned(
+        room,
+        served,
+        ours=taken(view.hardware, others.instances),
+        could_free=freeable(others, now_s=now_s),
+        context=context,
+    )
+    asked = f"context {context} is asked for, {loaded} is loaded"
+    if isinstance(plan, Shortfall) and not make_room(others, served, plan, now_s=now_s):
+        return Allow(seen.instance_id, context, f"{asked}, more finds no room: {plan.reason}")
+    if view.settings.context_policy is ContextPolicy.CLIENT and not is_pinned(view, seen):
+        return Yield(seen.instance_id, asked)  # other models' callers come before the next size
+    return Stop(seen.instance_id, asked, finishes=True)
+
+
 def _launches(view: View, *, now_s: float) -> Iterator[Action]:
-    """Starts, restarts, refusals and the evictions they need, longest wait first."""
+    """Starts, restarts, refusals and the departures they need, longest wait first."""
     present = {seen.model_id: seen for seen in view.instances}
-    in_motion = any(seen.state in _RELEASING for seen in view.instances)
+    leaving = any(seen.state in RELEASING for seen in view.instances)
     alive = sum(not seen.state.is_down for seen in view.instances)
     ours = taken(view.hardware, view.instances)
-    for served in wanted(view):
+    first: list[ServedModel] = []  # they start now, or room is being made for them
+    for served in wanted(view, now_s=now_s):
         seen = present.get(served.model_id)
         if seen is not None and not _is_due(seen, now_s=now_s):
             if seen.state is InstanceState.FAILED and seen.waiting:
                 yield _refusal(seen, now_s=now_s)
             continue
-        match _launch(view, served, seen, ours=ours, alive=alive, in_motion=in_motion):
+        if any(conflict(served, other, view.settings.groups) for other in first):
+            continue
+        launch = _launch(view, served, seen, ours=ours, alive=alive, leaving=leaving, now_s=now_s)
+        if isinstance(launch, Refuse) and first and view.engines:
+            continue  # it may fit beside less than what takes room in this very pass
+        match launch:
             case (Start(plan) | Restart(_, plan)) as action:
                 yield action
                 alive += 1
+                first.append(served)
                 ours.promised.update({p.device_id: p.upper_bytes for p in plan.predicted})
-                in_motion = True  # what it will hold, and may give back, is not settled yet
             case Refuse() as refusal:
                 yield refusal
-            case tuple() as evictions:
-                yield from evictions
-                in_motion = in_motion or bool(evictions)
+            case Waiting(claims, is_next):
+                if is_next:
+                    first.append(served)
+                ours.promised.update(dict.fromkeys(claims, _NOBODYS_BYTES))
+            case (departures, Waiting(claims, _)):
+                yield from departures
+                view = _after(view, departures)
+                leaving = True
+                first.append(served)
+                ours.promised.update(dict.fromkeys(claims, _NOBODYS_BYTES))
 
 
-def wanted(view: View) -> list[ServedModel]:
-    """Models that somebody waits for, then pinned ones; the longest wait first."""
+def wanted(view: View, *, now_s: float) -> list[ServedModel]:
+    """Models that somebody waits for, the longest wait for a turn first, then pinned ones."""
 
     def rank(served: ServedModel) -> tuple[float, str]:
-        demand = view.demand.get(served.model_id)
-        return (-demand.oldest_wait_s if demand else 1.0, served.model_id)
+        waits = served.model_id in view.demand
+        waited_s = patience_s(view, served.model_id, now_s=now_s) if waits else -1.0
+        return (-waited_s, served.model_id)
 
-    wanted = (m for m in view.models.values() if m.settings.pin or m.model_id in view.demand)
+    asked = (m for m in view.models.values() if m.settings.pin or m.model_id in view.demand)
     in_backoff = {i.model_id for i in view.instances if i.state is InstanceState.BACKOFF}
     kept = (m for m in view.models.values() if m.model_id in in_backoff)
-    return sorted({m.model_id: m for m in (*wanted, *kept)}.values(), key=rank)
+    return sorted({m.model_id: m for m in (*asked, *kept)}.values(), key=rank)
 
 
 def _is_due(seen: Observed, *, now_s: float) -> bool:
@@ -225,114 +253,76 @@ def _launch(
     *,
     ours: Taken,
     alive: int,
-    in_motion: bool,
-) -> Start | Restart | Refuse | tuple[Stop, ...]:
+    leaving: bool,
+    now_s: float,
+) -> Start | Restart | Refuse | Waiting | tuple[Departures, Waiting]:
     # One that died, and that nobody asks for now, comes back only into room that is free anyway.
     is_asked_for = served.settings.pin or served.model_id in view.demand
     if not view.engines:
         return Refuse(served.model_id, NO_ENGINE, retry_after_s=None)
+    if others := rivals(view, served):
+        if not is_asked_for:
+            return Waiting()
+        return make_rivals_leave(view, served, others, now_s=now_s)
     if view.settings.max_loaded is not None and alive >= view.settings.max_loaded:
-        return _make_room_by_count(view, served) if is_asked_for and not in_motion else ()
-    could_free = _could_free(view) if is_asked_for else {}
-    plan = _planned(view, served, ours=ours, could_free=could_free)
+        if leaving or not is_asked_for:
+            return Waiting()
+        return make_room_by_count(view, served, now_s=now_s)
+    context = context_of(view, served)
+    could_free = freeable(view, now_s=now_s) + Counter(view.settling) if is_asked_for else {}
+    plan = planned(view, served, ours=ours, could_free=could_free, context=context)
     if isinstance(plan, Shortfall):
-        if in_motion or not is_asked_for:
-            return ()
-        if stops := _make_room(view, served, plan):
-            return stops
-        plan = _planned(view, served, ours=ours, could_free={})  # beside all that stays, then
+        if not is_asked_for:
+            return Waiting()
+        claim = claim_of(view, plan)
+        if leaving or _comes_back(view, plan.missing_bytes):
+            return claim
+        if stops := make_room(view, served, plan, now_s=now_s):
+            return stops, claim
+        if make_room(view, served, plan, now_s=now_s, lingering=True):
+            return claim
+        plan = _beside_all(view, served, ours=ours, context=context)
     if isinstance(plan, Shortfall):
-        return _wait_or_refuse(view, served, plan)
+        return _wait_or_refuse(view, served, plan, now_s=now_s)
+    if _comes_back(view, [device for device, _, _ in plan.devices] or [HOST]):
+        return Waiting()
     if seen is not None:
-        return Restart(seen.instance_id, plan, "its child ended unasked")
+        return Restart(seen.instance_id, plan, "its child ended unasked", context)
     reason = "pinned" if served.model_id not in view.demand else "asked for"
-    return Start(plan, launch_key(served, view.rules), reason)
+    if plan.context < min(context, served.info.n_ctx_train):
+        reason += f", with less than the context of {context} that finds no room"
+    return Start(plan, launch_key(served, view.rules), reason, context)
 
 
-def _planned(
-    view: View, served: ServedModel, *, ours: Taken, could_free: Mapping[DeviceId, int]
+def _comes_back(view: View, devices: Iterable[DeviceId]) -> bool:
+    """Whether memory of any of them still comes back from what was stopped."""
+    return any(device in view.settling for device in devices)
+
+
+def _beside_all(
+    view: View, served: ServedModel, *, ours: Taken, context: int
 ) -> LaunchPlan | Shortfall:
-    return plan_launch(
-        served,
-        hardware=view.hardware,
-        engines=view.engines or (),
-        rules=view.rules,
-        promised=ours.promised,
-        held=ours.held,
-        could_free=could_free,
-        learned=view.learned,
-        dry_runs=view.dry_runs,
-    )
+    """Beside all that stays, with less context than was asked for rather than not at all.
+
+    A Shortfall is of the least that is acceptable.
+    """
+    plan = planned(view, served, ours=ours, could_free={}, context=context)
+    if isinstance(plan, Shortfall) and context:
+        plan = planned(view, served, ours=ours, could_free={}, context=0)
+    return plan
 
 
-def evictable(view: View) -> list[Observed]:
-    """Idle, unpinned, unasked-for instances, the longest idle first."""
-    return sorted(
-        (
-            seen
-            for seen in view.instances
-            if seen.state is InstanceState.READY
-            and seen.idle_since_s is not None
-            and not seen.waiting
-            and (served := view.models.get(seen.model_id)) is not None
-            and not served.settings.pin
-        ),
-        key=lambda seen: seen.idle_since_s or 0.0,
-    )
-
-
-def _could_free(view: View) -> Counter[DeviceId]:
-    freed: Counter[DeviceId] = Counter()
-    for seen in evictable(view):
-        freed.update(_candidate(view, seen).frees)
-    return freed
-
-
-def _make_room_by_count(view: View, served: ServedModel) -> tuple[Stop, ...]:
-    idle = evictable(view)[:1]
-    reason = f"to load {served.model_id}: {view.settings.max_loaded} models at once is the limit"
-    return tuple(Stop(seen.instance_id, reason, served.model_id) for seen in idle)
-
-
-def _make_room(view: View, served: ServedModel, shortfall: Shortfall) -> tuple[Stop, ...]:
-    """The evictions that close a shortfall; () where none would."""
-    chosen = victims([_candidate(view, seen) for seen in evictable(view)], shortfall)
-    reason = f"to make room for {served.model_id}: {shortfall.reason}"
-    return tuple(Stop(instance_id, reason, served.model_id) for instance_id in chosen)
-
-
-def _wait_or_refuse(view: View, served: ServedModel, shortfall: Shortfall) -> Refuse | tuple[()]:
-    idle = evictable(view)
+def _wait_or_refuse(
+    view: View, served: ServedModel, shortfall: Shortfall, *, now_s: float
+) -> Refuse | Waiting | tuple[Departures, Waiting]:
+    claim = claim_of(view, shortfall)
+    if departures := make_turn(view, served, shortfall, now_s=now_s):
+        return departures, claim
+    idle = evictable(view, now_s=now_s)
     if any(not seen.state.is_down and seen not in idle for seen in view.instances):
-        return ()  # a busy or loading one may still give its memory back; the wait is bounded
+        # A busy or loading one may still give its memory back; the wait is bounded. What becomes
+        # free of itself meanwhile goes to who has waited for a turn, where that can be enough.
+        return claim if may_wait_no_longer(view, served, now_s=now_s) else Waiting()
     if served.model_id not in view.demand:
-        return ()  # pinned and too big for now: nobody to tell, the next pass looks again
+        return Waiting()  # pinned and too big for now: nobody to tell, the next pass looks again
     return Refuse(served.model_id, str(shortfall), retry_after_s=None)
-
-
-def _candidate(view: View, seen: Observed) -> Candidate:
-    ours = taken(view.hardware, (seen,))
-    return Candidate(
-        instance_id=seen.instance_id,
-        # As it is counted, so is it freed: what was measured leaves out the process itself.
-        frees=ours.promised + ours.held,
-        reload_s=seen.load_s or 0.0,
-        last_used_s=seen.last_used_s,
-    )
-
-
-def taken(hardware: HardwareProfile, instances: Iterable[Observed]) -> Taken:
-    """Bytes of all living instances, each byte in one of the two counts."""
-    silent = (DeviceKind.SOFTWARE, DeviceKind.REMOTE)
-    blind = {device.device_id for device in hardware.devices if device.kind in silent}
-    ours = Taken(Counter(), Counter())
-    for seen in instances:
-        if seen.state.is_down:
-            continue
-        for part in seen.plan.predicted:
-            unseen_bytes = part.weights_bytes if part.device_id == HOST else 0
-            if seen.state is InstanceState.LOADING or part.device_id in blind:
-                unseen_bytes = part.upper_bytes
-            ours.promised[part.device_id] += unseen_bytes
-            ours.held[part.device_id] += max(0, part.total_bytes - unseen_bytes)
-    return ours

@@ -4,7 +4,9 @@ Made by inferenceosd.config, which alone holds defaults.
 """
 
 from dataclasses import dataclass
+from enum import Enum
 
+from planners.groups import Group
 from planners.model import ModelId, ModelSettings
 
 
@@ -49,6 +51,17 @@ class PlacementRules:
     """HOST:PORT of every ggml-rpc-server whose devices may be used."""
 
 
+class ContextPolicy(Enum):
+    """What a context that a caller asks for (`num_ctx`) does to a launch."""
+
+    RATCHET = "ratchet"
+    """A larger one launches anew, once, and stays."""
+    FIXED = "fixed"
+    """Nothing."""
+    CLIENT = "client"
+    """The launch follows the callers, each other size launches anew."""
+
+
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
     """How instances live."""
@@ -65,6 +78,8 @@ class FleetSettings:
     """Running requests may go on for this long after their model was unloaded or changed."""
     wait_s: float
     """A caller waits for a slot, a load included, for this long at most."""
+    turn_s: float
+    """A model whose memory another one's callers wait for goes on for this long."""
     stop_s: float
     """From SIGTERM to SIGKILL; at most 10, so that stopping ends within 15."""
     restart_window_s: float
@@ -74,6 +89,9 @@ class FleetSettings:
     """How long the breaker stays open the first time."""
     hang_s: float
     """A busy child may show no sign of work for this long (planners.progress)."""
+    context_policy: ContextPolicy
+    groups: tuple[Group, ...]
+    """Which models may not run beside which."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
 """What reconcile looks at: one frozen view of instances, callers, machine and settings."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from planners.backends import Engine
 from planners.dry_runs import NO_DRY_RUNS, DryRuns
 from planners.exits import Cause
-from planners.hardware import HardwareProfile
+from planners.hardware import DeviceId, HardwareProfile
 from planners.model import ModelId, ServedModel
 from planners.plan import DeviceBytes, InstanceId, LaunchPlan
 from planners.settings import FleetSettings, PlacementRules
@@ -28,6 +28,10 @@ class InstanceState(Enum):
     def is_down(self) -> bool:
         """True without a child, after an end that nobody wanted."""
         return self in (InstanceState.BACKOFF, InstanceState.FAILED)
+
+
+RELEASING = (InstanceState.DRAINING, InstanceState.STOPPING)
+"""States of those that give their memory back before long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,8 @@ class Observed:
     """Of the last exit that was not wanted."""
     retry_at_s: float | None
     """Monotonic; when BACKOFF ends, or when FAILED may be tried again; None is never by itself."""
+    ready_since_s: float | None = None
+    """Monotonic; None while it is not ready. Equal to idle_since_s while nobody has used it yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,8 @@ class Demand:
 
     waiting: int
     oldest_wait_s: float
+    context: int = 0
+    """Tokens that some of them wait for because what is loaded has fewer; 0 where none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +98,9 @@ class View:
     learned: Learned = NOTHING_LEARNED
     """Rates of the devices, as served requests showed them."""
     dry_runs: DryRuns = NO_DRY_RUNS
+    contexts: Mapping[ModelId, int] = field(default_factory=dict)
+    """The largest context that callers of a model ever asked for, where the policy keeps it."""
+    yielded_s: Mapping[ModelId, float] = field(default_factory=dict)
+    """Monotonic; when a model's last turn ended, of those that wait for another one."""
+    settling: Mapping[DeviceId, int] = field(default_factory=dict)
+    """Bytes of what was stopped just now that still come back: free figures lack them."""

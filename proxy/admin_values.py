@@ -15,6 +15,7 @@ from planners.lessons import Lesson, key_of
 from planners.model import BrokenFile, ModelId, ServedModel
 from planners.plan import DeviceBytes, LaunchPlan
 from planners.speed import NOTHING_LEARNED, Learned
+from planners.twins import shared
 from planners.view import Observed
 
 DEFAULT_LINES = 100
@@ -380,7 +381,12 @@ def models_report(
 ) -> ModelsReport:
     """All that is offered, and what could not be."""
     states: dict[ModelId, str] = {one.model_id: one.state.value for one in instances}
-    reports = (model_report(model, state=states.get(model.model_id)) for model in models)
+    offered = {model.model_id: model for model in models}
+    processes = shared(offered)
+    reports = (
+        model_report(model, state=states.get(processes.host(model_id)))
+        for model_id, model in offered.items()
+    )
     return ModelsReport(tuple(reports), broken)
 
 

@@ -136,6 +136,18 @@ class PromptTooLong(ProxyError):
         )
 
 
+class NumCtxExceeded(PromptTooLong):
+    """The prompt has more tokens than its own request asked a context for."""
+
+    def __init__(self, *, model: str, n_prompt: int, n_ctx: int, n_loaded: int) -> None:
+        super().__init__(model=model, n_prompt=n_prompt, n_ctx=n_ctx)
+        self.n_loaded = n_loaded
+        self.args = (
+            f"the prompt of {n_prompt} tokens exceeds the num_ctx of {n_ctx} tokens that its"
+            f" request asks for; raise num_ctx ({model} is loaded with {n_loaded}), or shorten it",
+        )
+
+
 class ChildRefused(ProxyError):
     """llama-server answered with an error of its own, before any token."""
 

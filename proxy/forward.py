@@ -52,6 +52,7 @@ class Order:
 
 
 Hear = Callable[[Lease, UpstreamResponse], Awaitable[None]]
+Check = Callable[[Lease], Awaitable[None]]
 
 
 async def converse(
@@ -62,17 +63,22 @@ async def converse(
     model: ServedModel,
     keep_alive_s: float | None,
     hear: Hear,
+    context: int | None = None,
+    check: Check | None = None,
 ) -> None:
     """Sends `order` under a lease and hands the reply to `hear`; again if a child is lost unheard.
 
-    `hear` may be called twice, and starts anew. Raises LeaseError, UpstreamError, what it raises.
+    `hear` may be called twice, and starts anew. `check` sees the lease first, and may refuse.
+    Raises LeaseError, UpstreamError, what the two raise.
     """
     for times in range(1, TRIES + 1):
         async with door.service.lease(
-            model.model_id, caller=exchange.caller, keep_alive_s=keep_alive_s
+            model.model_id, caller=exchange.caller, keep_alive_s=keep_alive_s, context=context
         ) as lease:
             exchange.lease = lease
             try:
+                if check is not None:
+                    await check(lease)
                 async with _sent(door, order, lease) as response:
                     await hear(lease, response)
                 door.service.answered(lease)

@@ -14,7 +14,8 @@ from proxy.chunks import ABSENT
 from proxy.door import Door
 from proxy.errors import BadRequest, NoEmbeddings
 from proxy.exchange import Exchange
-from proxy.forward import Hear, Order, converse, refusal, relay_stream, relay_whole
+from proxy.forward import Check, Hear, Order, converse, refusal, relay_stream, relay_whole
+from proxy.prompt_length import Bound, Prompt
 from proxy.sse import EventReader
 from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease, Usage
@@ -32,6 +33,8 @@ class _Asked(msgspec.Struct):
     return_progress: bool | None = None
     keep_alive: float | str | None = None
     """Ours: as in Ollama's dialect."""
+    num_ctx: int | None = None
+    """Ours too."""
 
 
 MAX_PROMPTS = 256
@@ -76,6 +79,7 @@ async def embeddings(door: Door, exchange: Exchange) -> None:
         await converse(
             door, exchange, Order(b"/v1/embeddings", body),
             model=model, keep_alive_s=_keep_alive_s(asked), hear=partial(relay_whole, exchange),
+            context=asked.num_ctx,
         )  # fmt: skip
 
 
@@ -101,8 +105,31 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
     order = Order(target, body, extra=_PROGRESS if streams else STREAMED)
     async with exchange.attended():
         await converse(
-            door, exchange, order, model=model, keep_alive_s=_keep_alive_s(asked), hear=hear
-        )
+            door, exchange, order, model=model, keep_alive_s=_keep_alive_s(asked), hear=hear,
+            context=asked.num_ctx, check=_check(door, asked, model, body, chat=chat),
+        )  # fmt: skip
+
+
+def _check(
+    door: Door, asked: _Asked, model: ServedModel, body: bytes, *, chat: bool
+) -> Check | None:
+    """What holds a prompt, or the longest of several, to the num_ctx of its request."""
+    if asked.num_ctx is None:
+        return None
+    if chat:
+        prompts = [Prompt(chat=body)]
+    else:
+        told = msgspec.json.decode(asked.prompt)
+        several = told if _n_prompts(asked.prompt) > 1 else [told]
+        prompts = [Prompt.of({"prompt": one}) for one in several]
+    name = asked.model or model.model_id
+    bounds = [Bound(door, model, name, prompt, asked.num_ctx) for prompt in prompts]
+
+    async def check(lease: Lease) -> None:
+        for bound in bounds:
+            await bound.check(lease)
+
+    return check
 
 
 def _n_prompts(told: msgspec.Raw) -> int:

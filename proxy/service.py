@@ -25,11 +25,16 @@ class Service(Protocol):
         """Every instance as it is now."""
 
     def lease(
-        self, model_id: ModelId, *, caller: str, keep_alive_s: float | None = None
+        self,
+        model_id: ModelId,
+        *,
+        caller: str,
+        keep_alive_s: float | None = None,
+        context: int | None = None,
     ) -> AbstractAsyncContextManager[Lease]:
         """A slot of a ready child for as long as the block lasts, after a load where need be.
 
-        Raises LeaseError.
+        `context`: tokens that the caller wants; the lease says what it gets. Raises LeaseError.
         """
 
     async def until_gone(self, lease: Lease, *, within_s: float) -> str | None:
@@ -44,7 +49,9 @@ class Service(Protocol):
     def report(self, lease: Lease, usage: Usage) -> None:
         """What an exchange under `lease` did, for tokens/s in status."""
 
-    async def load(self, model_id: ModelId, *, keep_alive_s: float | None = None) -> float:
+    async def load(
+        self, model_id: ModelId, *, keep_alive_s: float | None = None, context: int | None = None
+    ) -> float:
         """Seconds the load took, 0.0 where it was loaded. Raises LeaseError."""
 
     def unload(self, model_id: ModelId) -> bool:

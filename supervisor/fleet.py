@@ -4,8 +4,8 @@ Level-triggered, one writer: an event says "look", never "do"; only Fleet.run ch
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -13,6 +13,7 @@ from time import monotonic
 
 import structlog
 
+from planners.actions import Action, Allow, Refuse, Restart, Start, Stop, Yield
 from planners.backends import Engine
 from planners.hardware import HardwareProfile
 from planners.learning import Exchange, learned_reasons
@@ -20,22 +21,25 @@ from planners.model import BrokenFile, ModelId, ServedModel
 from planners.other_machine import engines_there
 from planners.outlook import Outlook, Surroundings
 from planners.plan import InstanceId, LaunchPlan
-from planners.reconcile import Action, Refuse, Restart, Start, Stop
+from planners.settings import ContextPolicy
 from planners.view import Observed, View
 from supervisor.catalogue import Catalogue
 from supervisor.child_logs import ChildLog
 from supervisor.desired import Desired, Ground
 from supervisor.errors import SupervisorError
 from supervisor.instance import Instance, Shop
-from supervisor.lease import Lease, LeaseBook, ModelUnavailable, Usage, WaitTimedOut
+from supervisor.lease import Lease, LeaseBook, ModelUnavailable, Usage
+from supervisor.leasing import Leasing
 from supervisor.planner import Planner
 from supervisor.preflight import PreflightCache, Preflights
 from supervisor.probe import HardwareProbe, HostUnread
 from supervisor.records import Records
+from supervisor.settling import SAMPLE_S, MemoryWatch
 from supervisor.watch import DeviceWatch
 
 TICK_S = 1.0  # cadence of a look when nothing happens; what a lost event costs at most
 FRESH_S = 1.0  # a launch is planned on a profile no older than this
+LONGEST_REPLY_S = 24 * 3600.0  # a drain that cuts nothing ends too
 PROFILE_S = 15.0  # cadence of a new profile when nothing is launched
 
 log = structlog.get_logger(__name__)
@@ -62,7 +66,15 @@ class Fleet:
         self._watch = DeviceWatch(probe, records.journal)
         self._book = LeaseBook(max_waiting=desired.settings.max_waiting)
         self._instances: dict[InstanceId, Instance] = {}
-        self._keep_alive_s: dict[ModelId, float] = {}
+        self._leasing = Leasing(
+            self._book,
+            catalogue,
+            self._instances,
+            desired=lambda: self._desired,
+            look=self.look,
+        )
+        self._memory = MemoryWatch()
+        self._yielded_s: dict[ModelId, float] = {}
         self._profile: HardwareProfile | None = None
         self._profiled_s = -inf
         self._launched = 0
@@ -120,8 +132,9 @@ class Fleet:
     # What callers ask for.
 
     def resolve(self, name: str) -> ServedModel | None:
-        """The model a caller means by `name`."""
-        return self._catalogue.resolve(name)
+        """The model a caller means by `name`; of several that share a process, the one it has."""
+        served, processes = self._catalogue.resolve(name), self._leasing.processes()
+        return None if served is None else processes.models[processes.host(served.model_id)]
 
     def models(self) -> tuple[ServedModel, ...]:
         """All that is offered, by name."""
@@ -135,27 +148,28 @@ class Fleet:
         """Every instance as it is now."""
         return tuple(map(self._seen, self._instances.values()))
 
-    def _of(self, model_id: ModelId) -> list[Instance]:
-        return [i for i in self._instances.values() if i.model_id == model_id]
-
     def _seen(self, instance: Instance) -> Observed:
         seen = instance.observe()
-        served = self._catalogue.models.get(seen.model_id)
+        served = self._leasing.processes().models.get(seen.model_id)
         if seen.expires_at is not None and served is not None and served.settings.pin:
             return replace(seen, expires_at=inf)
         return seen
 
-    @asynccontextmanager
-    async def lease(
-        self, model_id: ModelId, *, caller: str, keep_alive_s: float | None = None
-    ) -> AsyncIterator[Lease]:
-        """A slot of a ready child for as long as the block lasts. Raises LeaseError."""
-        lease = await self._granted(model_id, caller=caller, keep_alive_s=keep_alive_s)
-        try:
-            yield lease
-        finally:
-            self._book.give_back(lease, now_s=monotonic())
-            self.look()
+    def lease(
+        self,
+        model_id: ModelId,
+        *,
+        caller: str,
+        keep_alive_s: float | None = None,
+        context: int | None = None,
+    ) -> AbstractAsyncContextManager[Lease]:
+        """A slot of a ready child for as long as the block lasts. Raises LeaseError.
+
+        `context`: tokens that the caller wants; what comes of it is models.context_policy's.
+        """
+        return self._leasing.lease(
+            model_id, caller=caller, keep_alive_s=keep_alive_s, context=context
+        )
 
     async def until_gone(self, lease: Lease, *, within_s: float) -> str | None:
         """Return once the child behind `lease` is known to be gone, or `within_s` have passed.
@@ -179,21 +193,25 @@ class Fleet:
             instance.served(usage)
             self._learn(instance.observe(), usage)
 
-    async def load(self, model_id: ModelId, *, keep_alive_s: float | None = None) -> float:
+    async def load(
+        self, model_id: ModelId, *, keep_alive_s: float | None = None, context: int | None = None
+    ) -> float:
         """Seconds until the model was ready, 0.0 where it was. Raises LeaseError."""
-        async with self.lease(model_id, caller="", keep_alive_s=keep_alive_s) as lease:
+        async with self.lease(
+            model_id, caller="", keep_alive_s=keep_alive_s, context=context
+        ) as lease:
             return lease.load_s
 
     def unload(self, model_id: ModelId) -> bool:
         """Drain and stop the model's instances; False where none ran."""
-        ours = self._of(model_id)
+        ours = self._leasing.of(model_id)
         for instance in ours:
             instance.stop("unload was asked for", drain_s=self._desired.settings.finish_s)
         return bool(ours)
 
     def retry(self, model_id: ModelId) -> bool:
         """Forget a failed instance: the next request launches anew. False where none failed."""
-        failed = [i for i in self._of(model_id) if i.observe().state.is_down]
+        failed = [i for i in self._leasing.of(model_id) if i.observe().state.is_down]
         for instance in failed:
             instance.stop("retry was asked for", drain_s=0.0)
         return bool(failed)
@@ -230,7 +248,7 @@ class Fleet:
 
     def log_lines(self, model_id: ModelId, n: int) -> tuple[str, ...]:
         """Up to `n` newest lines of the log of the model's child."""
-        return next((instance.log_lines(n) for instance in self._of(model_id)), ())
+        return next((instance.log_lines(n) for instance in self._leasing.of(model_id)), ())
 
     @property
     def card_appeared(self) -> asyncio.Event:
@@ -246,31 +264,6 @@ class Fleet:
     def last_profile(self) -> HardwareProfile | None:
         """The machine as last read; None before the first reading."""
         return self._profile
-
-    async def _granted(
-        self, model_id: ModelId, *, caller: str, keep_alive_s: float | None
-    ) -> Lease:
-        waiter = self._book.ask(model_id, caller=caller, now_s=monotonic())
-        if keep_alive_s is not None:
-            self._remember_keep_alive(model_id, keep_alive_s)
-        self.look()
-        wait_s = self._desired.settings.wait_s
-        granted = False
-        try:
-            async with asyncio.timeout(wait_s):
-                lease = await asyncio.shield(waiter.granted)
-            granted = True
-        except TimeoutError as exc:
-            raise WaitTimedOut(model_id=model_id, waited_s=wait_s) from exc
-        finally:
-            if not granted:
-                self._book.leave(waiter, now_s=monotonic())
-        return lease
-
-    def _remember_keep_alive(self, model_id: ModelId, keep_alive_s: float) -> None:
-        self._keep_alive_s[model_id] = keep_alive_s
-        for instance in self._of(model_id):
-            instance.keep_alive_s = keep_alive_s
 
     def _learn(self, seen: Observed, usage: Usage) -> None:
         """Take an exchange that had its child to itself into the rates of the devices."""
@@ -289,13 +282,14 @@ class Fleet:
             for action in await self._decided():
                 self._begin(action, tasks)
             with suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
+                async with asyncio.timeout(self._until_next_look_s()):
                     await self._woken.wait()
             self._woken.clear()
 
     async def _decided(self) -> tuple[Action, ...]:
         """What to do now; launches and refusals are decided on a fresh profile."""
-        for max_age_s in (PROFILE_S, FRESH_S):
+        is_settling = self._memory.settling(now_s=monotonic())
+        for max_age_s in (SAMPLE_S / 2 if is_settling else PROFILE_S, FRESH_S):
             profile = await self._read_profile(max_age_s=max_age_s)
             if profile is None:
                 return ()
@@ -312,6 +306,7 @@ class Fleet:
             try:
                 self._profile = await self._watch.profile()
                 self._history.saw(self._profile, self.running())
+                self._memory.sampled(self._profile, now_s=monotonic())
             except SupervisorError as exc:
                 log.error("probe.failed", reason=str(exc))  # noqa: TRY400  # the sentence says it
             self._profiled_s = monotonic()
@@ -322,56 +317,73 @@ class Fleet:
         return {server for seen in alive for server in seen.plan.rpc_servers}
 
     def _view(self, profile: HardwareProfile) -> View:
+        now_s, settings = monotonic(), self._desired.settings
+        ratchets = settings.context_policy is ContextPolicy.RATCHET
         return View(
-            models=self._catalogue.models,
+            models=self._leasing.processes().models,
             instances=self.running(),
-            demand=self._book.demand(now_s=monotonic()),
+            demand=self._book.demand(now_s=now_s),
             hardware=self._profile or profile,
             engines=self._desired.engines,
             rules=self._desired.rules,
-            settings=self._desired.settings,
+            settings=settings,
             learned=self._history.learned,
             dry_runs=self._preflights.dry_runs,
+            contexts=dict(self._leasing.wishes.contexts) if ratchets else {},
+            yielded_s=dict(self._yielded_s),
+            settling=self._memory.settling(now_s=now_s),
         )
+
+    def _until_next_look_s(self) -> float:
+        return SAMPLE_S if self._memory.settling(now_s=monotonic()) else TICK_S
 
     def _begin(self, action: Action, tasks: asyncio.TaskGroup) -> None:
         match action:
             case Start(plan) | Restart(_, plan) if plan.doubt is not None:
                 self._preflights.begin(plan, engine=self._engine(plan), tasks=tasks)
-            case Start(plan, launch_key, reason):
-                self._start(plan, launch_key, reason, tasks)
-            case Restart(instance_id, plan, _):
+            case Start():
+                self._start(action, tasks)
+            case Restart(instance_id, plan, _, context):
                 self._preflights.forget(plan.model_id)
-                self._instances[instance_id].resume(plan, self._engine(plan))
-            case Stop(instance_id, reason):
-                drain_s = self._desired.settings.finish_s
+                instance = self._instances[instance_id]
+                instance.serves_context = context
+                instance.resume(plan, self._engine(plan))
+            case Stop(instance_id, reason, finishes=finishes):
+                drain_s = LONGEST_REPLY_S if finishes else self._desired.settings.finish_s
                 self._instances[instance_id].stop(reason, drain_s=drain_s)
+            case Yield(instance_id, reason):
+                instance = self._instances[instance_id]
+                self._yielded_s[instance.model_id] = monotonic()
+                instance.stop(reason, drain_s=LONGEST_REPLY_S)
+            case Allow(instance_id, context, reason):
+                self._allow(self._instances[instance_id], context, reason)
             case Refuse():
                 self._refuse(action)
 
-    def _start(
-        self, plan: LaunchPlan, launch_key: str, reason: str, tasks: asyncio.TaskGroup
-    ) -> None:
-        self._preflights.forget(plan.model_id)
+    def _start(self, start: Start, tasks: asyncio.TaskGroup) -> None:
+        self._preflights.forget(start.plan.model_id)
         self._launched += 1
+        plan = start.plan
+        self._yielded_s.pop(plan.model_id, None)
         instance_id = InstanceId(f"i{self._launched}")
-        served = self._catalogue.models[plan.model_id]
+        served = self._leasing.processes().models[plan.model_id]
         child_log = self._child_logs.open(plan.model_id, instance_id)
         instance = Instance(
             instance_id,
             plan=plan,
             engine=self._engine(plan),
-            launch_key=launch_key,
-            keep_alive_s=self._keep_alive_s.get(plan.model_id, served.settings.keep_alive_s),
+            launch_key=start.launch_key,
+            keep_alive_s=self._leasing.wishes.keep_alive_s(served),
             shop=self._shop,
             child_log=child_log,
         )
+        instance.serves_context = start.context
         self._instances[instance_id] = instance
         self._journal.record(
             "instance.planned",
             model_id=plan.model_id,
             instance_id=instance_id,
-            reason="; ".join((reason, *plan.reasons)),
+            reason="; ".join((start.reason, *plan.reasons)),
             backend=plan.backend,
             n_gpu_layers=plan.n_gpu_layers,
             n_ctx=plan.n_ctx,
@@ -382,6 +394,20 @@ class Fleet:
             )
         self._history.began(instance_id, self._profile, self.running())
         tasks.create_task(self._tend(instance, child_log), name=f"instance {instance_id}")
+
+    def _allow(self, instance: Instance, context: int, reason: str) -> None:
+        """Serve with what is loaded who asked for more, and say so."""
+        instance.serves_context = context
+        self._book.allow(instance.instance_id, context, now_s=monotonic())
+        facts = {"model_id": instance.model_id, "instance_id": instance.instance_id}
+        log.info("context.capped", reason=reason, n_ctx=context, **facts)
+        self._journal.record(
+            "context.capped",
+            model_id=instance.model_id,
+            instance_id=instance.instance_id,
+            reason=reason,
+            n_ctx=context,
+        )
 
     def _engine(self, plan: LaunchPlan) -> Engine:
         return next(e for e in self._desired.engines or () if e.engine_id == plan.engine_id)
@@ -406,10 +432,12 @@ class Fleet:
                 await instance.run()
         finally:
             del self._instances[instance.instance_id]
+            if self._profile is not None:
+                self._memory.ended(instance.observe(), self._profile, now_s=monotonic())
             self._forget_keep_alive(instance.model_id)
             self.look()
 
     def _forget_keep_alive(self, model_id: ModelId) -> None:
         """What callers wished for ends with the instance, unless somebody already waits anew."""
-        if not self._of(model_id) and not self._book.waiting(model_id):
-            self._keep_alive_s.pop(model_id, None)
+        if not self._leasing.of(model_id) and not self._book.waiting(model_id):
+            self._leasing.wishes.forget_keep_alive(model_id)

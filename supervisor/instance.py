@@ -97,6 +97,8 @@ class Instance:
         self.instance_id = instance_id
         self.model_id: ModelId = plan.model_id
         self.keep_alive_s = keep_alive_s
+        self.serves_context = 0
+        """Tokens that callers may ask for though the plan has fewer; 0 where it has them."""
         self._plan, self._engine, self._launch_key = plan, engine, launch_key
         self._shop, self._child_log = shop, child_log
         self._state = InstanceState.LOADING
@@ -202,6 +204,7 @@ class Instance:
             restarts=max(0, self._launches - 1),
             cause=self._cause,
             retry_at_s=self._retry_at_s,
+            ready_since_s=self._ready_s if is_ready else None,
         )
 
     def _expires_at(self, idle_since_s: float | None) -> float | None:
@@ -250,11 +253,11 @@ class Instance:
         cause = await self._load(launch, child)
         if cause is not None or self._stop_asked.is_set():
             return cause
-        self._ready_s = monotonic()
-        self._load_s, self._loaded_at = self._ready_s - started_s, time()
+        ready_s = self._ready_s = monotonic()
+        self._load_s, self._loaded_at = ready_s - started_s, time()
         self._enter(InstanceState.READY, load_s=round(self._load_s, 3))
         self._note("ready", None)
-        self._shop.book.open(self._opening(launch), now_s=monotonic())
+        self._shop.book.open(self._opening(launch), now_s=ready_s)
         watch = self._hang_watch(launch)
         hung = await found_first(watch.until_hung(), child.wait(), self._stop_asked.wait())
         if child.returncode is not None:
@@ -358,6 +361,7 @@ class Instance:
             n_slots=plan.n_parallel,
             context=plan.context,
             embedding=plan.embedding,
+            serves=self.serves_context,
         )
 
     def _let_go(self, launch: Launch) -> None:

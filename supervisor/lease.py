@@ -7,8 +7,8 @@ leave, refuse, close: a waiter is out of the line, or is told why it will not be
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 from planners.model import ModelId
@@ -104,6 +104,8 @@ class Opening:
     n_slots: int
     context: int
     embedding: bool
+    serves: int = 0
+    """The context that callers may ask for though `context` is less: more was not to be had."""
 
 
 @dataclass(eq=False, slots=True)
@@ -114,6 +116,10 @@ class Waiter:
     caller: str
     asked_at_s: float
     granted: asyncio.Future[Lease]
+    context: int = 0
+    """Tokens that it needs; 0 is whatever there is."""
+    is_exact: bool = False
+    """Whether more than `context` will not do either."""
 
 
 @dataclass(slots=True)
@@ -132,13 +138,18 @@ class _Line:
     def join(self, waiter: Waiter) -> None:
         self.by_caller.setdefault(waiter.caller, deque()).append(waiter)
 
-    def next(self) -> Waiter:
-        """The head of the caller whose turn it is; that caller goes to the back of the round."""
-        caller, queue = next(iter(self.by_caller.items()))
-        del self.by_caller[caller]
-        waiter = queue.popleft()
+    def next(self, admits: Callable[[Waiter], bool]) -> Waiter | None:
+        """The first admitted one of the caller whose turn it is; None where none is admitted.
+
+        That caller goes to the back of the round.
+        """
+        waiter = next(filter(admits, self), None)
+        if waiter is None:
+            return None
+        queue = self.by_caller.pop(waiter.caller)
+        queue.remove(waiter)
         if queue:
-            self.by_caller[caller] = queue
+            self.by_caller[waiter.caller] = queue
         return waiter
 
     def leave(self, waiter: Waiter) -> None:
@@ -167,6 +178,13 @@ class _Desk:
 
     def __post_init__(self) -> None:
         self.idle.set()
+
+    def admits(self, waiter: Waiter) -> bool:
+        """Whether its context is what the waiter may have."""
+        offered = (self.opening.context, self.opening.serves)
+        if not waiter.context or waiter.context in offered:
+            return True
+        return not waiter.is_exact and waiter.context <= max(offered)
 
     def take(self, waiter: Waiter, *, now_s: float) -> Lease:
         """A lease on the lowest free slot."""
@@ -210,12 +228,24 @@ class LeaseBook:
         """None of them is empty."""
         self._stopping = False
 
-    def ask(self, model_id: ModelId, *, caller: str, now_s: float) -> Waiter:
-        """A waiter, served at once when a slot is free. Raises LineFull, Stopping."""
+    def ask(
+        self,
+        model_id: ModelId,
+        *,
+        caller: str,
+        now_s: float,
+        context: int = 0,
+        is_exact: bool = False,
+    ) -> Waiter:
+        """A waiter, served at once when a slot is free. Raises LineFull, Stopping.
+
+        `context`: tokens that it needs, `is_exact`: and no more of them; 0 is whatever there is.
+        """
         if self._stopping:
             raise Stopping
         line = self._lines.setdefault(model_id, _Line())
-        waiter = Waiter(model_id, caller, now_s, asyncio.get_running_loop().create_future())
+        granted = asyncio.get_running_loop().create_future()
+        waiter = Waiter(model_id, caller, now_s, granted, context, is_exact)
         line.join(waiter)
         self._grant(model_id, now_s=now_s)
         if not waiter.granted.done() and len(line) > self.max_waiting:
@@ -243,6 +273,12 @@ class LeaseBook:
         desk = _Desk(opening, list(range(opening.n_slots)), idle_since_s=now_s)
         self._desks[opening.instance_id] = self._serving[opening.model_id] = desk
         self._grant(opening.model_id, now_s=now_s)
+
+    def allow(self, instance_id: InstanceId, context: int, *, now_s: float) -> None:
+        """Serve callers who ask for up to `context` with what is loaded, though it is less."""
+        if desk := self._desks.get(instance_id):
+            desk.opening = replace(desk.opening, serves=context)
+            self._grant(desk.opening.model_id, now_s=now_s)
 
     def shut(self, instance_id: InstanceId) -> None:
         """Grant no more of this instance's slots; leases already held go on."""
@@ -306,14 +342,23 @@ class LeaseBook:
             model_id: Demand(
                 waiting=len(line),
                 oldest_wait_s=max(now_s - waiter.asked_at_s for waiter in line),
+                context=self._lacking_context(model_id, line),
             )
             for model_id, line in self._lines.items()
         }
 
+    def _lacking_context(self, model_id: ModelId, line: _Line) -> int:
+        """What to load for those whom no open desk admits; the one who waits longest decides."""
+        desk = self._serving.get(model_id)
+        lacking = [w for w in line if w.context and not (desk and desk.admits(w))]
+        first = min(lacking, key=lambda waiter: waiter.asked_at_s, default=None)
+        if first is None or first.is_exact:
+            return first.context if first else 0
+        return max(waiter.context for waiter in lacking)
+
     def _grant(self, model_id: ModelId, *, now_s: float) -> None:
         desk, line = self._serving.get(model_id), self._lines.get(model_id)
-        while desk and line and desk.free:
-            waiter = line.next()
+        while desk and line and desk.free and (waiter := line.next(desk.admits)):
             if not waiter.granted.done():
                 waiter.granted.set_result(desk.take(waiter, now_s=now_s))
         if line is not None and not line:

@@ -11,11 +11,12 @@ from functools import partial
 from time import monotonic
 from typing import Self
 
+from planners.actions import Action
 from planners.hardware import HardwareProfile
 from planners.model import ModelId, ServedModel
 from planners.outlook import Outlook, Surroundings, outlook
 from planners.present import still_true
-from planners.reconcile import Action, awaits_launch, reconcile
+from planners.reconcile import awaits_launch, reconcile
 from planners.view import View
 from supervisor.errors import SupervisorError
 from supervisor.lease import Stopping

@@ -42,21 +42,26 @@ class Asked:
         return tuple(c for c in self.contexts if c <= most) or self.contexts[-1:]
 
 
-def asked(served: ServedModel, *, rules: PlacementRules) -> Asked:
-    """What the settings, the rules and the file come to. Raises PlanError on an unknown type."""
+def asked(served: ServedModel, *, rules: PlacementRules, least_context: int = 0) -> Asked:
+    """What the settings, the rules and the file come to. Raises PlanError on an unknown type.
+
+    `least_context`: tokens that a caller wants for one request; less of them is no choice.
+    """
     info, notes = served.info, list(served.info.warnings)
     fixed = served.settings.context or rules.context
     trained = info.n_ctx_train or LEAST_CONTEXT
     if fixed is not None and fixed > trained:
         notes.append(f"context {fixed} is cut to {trained}, the most it was trained for")
+    if least_context > (fixed or 0):
+        notes.append(f"context {min(least_context, trained)} at least: a caller asked for it")
     flash_attn = info.architecture not in _NO_FLASH_ATTENTION
     types = _cache_types(info, rules=rules, flash_attn=flash_attn, notes=notes)
     if info.architecture in MAMBA_1:
         notes.append("some of its state-space tensors stay on the host: GPUs lack an operation")
     return Asked(
         n_parallel=served.settings.parallel or rules.parallel or 1,
-        contexts=_contexts(info, fixed=fixed, trained=trained),
-        is_context_fixed=fixed is not None,
+        contexts=_contexts(info, fixed=fixed, trained=trained, least=least_context),
+        is_context_fixed=fixed is not None and not least_context > fixed,
         types=types,
         flash_attn=flash_attn,
         embedding=info.is_embedding,
@@ -82,11 +87,15 @@ def ubatches(asked: Asked, info: ModelInfo, *, context: int, rates: Rates) -> tu
     return tuple(dict.fromkeys(min(size, context) for size in kept))
 
 
-def _contexts(info: ModelInfo, *, fixed: int | None, trained: int) -> tuple[int, ...]:
+def _contexts(info: ModelInfo, *, fixed: int | None, trained: int, least: int) -> tuple[int, ...]:
     if fixed is not None:
-        return (padded_context(min(fixed, trained)),)
+        return (padded_context(min(max(fixed, least), trained)),)
     ladder = EMBEDDING_CONTEXTS if info.is_embedding else (*CONTEXTS, LEAST_CONTEXT)
-    return tuple(dict.fromkeys(padded_context(min(rung, trained)) for rung in ladder))
+    rungs = dict.fromkeys(padded_context(min(rung, trained)) for rung in ladder)
+    floor = padded_context(min(least, trained))
+    if floor <= min(rungs):
+        return tuple(rungs)
+    return tuple(dict.fromkeys((*(rung for rung in rungs if rung > floor), floor)))
 
 
 def _cache_types(

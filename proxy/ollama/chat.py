@@ -10,9 +10,9 @@ from planners.capabilities import Capability, capabilities
 from planners.model import ServedModel
 from proxy import names
 from proxy.door import Door
-from proxy.errors import BadRequest, PromptTooLong
+from proxy.errors import BadRequest
 from proxy.exchange import Exchange
-from proxy.forward import Hear, Order, ask, converse, whole_reply
+from proxy.forward import Check, Hear, Order, ask, converse, whole_reply
 from proxy.ollama.answering import Answering, ContextOf
 from proxy.ollama.options import Options
 from proxy.ollama.replies import EMPTY, Writer, json_string
@@ -24,6 +24,7 @@ from proxy.ollama.requests import (
     read_chat,
     read_generate,
 )
+from proxy.prompt_length import RENDERED, TOKENS, Bound, Prompt
 from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease
 
@@ -42,18 +43,6 @@ class Incapable(BadRequest):
         super().__init__(f"{name} does not support {what}")
 
 
-class _Prompt(msgspec.Struct):
-    prompt: str
-
-
-class _Tokens(msgspec.Struct):
-    tokens: tuple[int, ...]
-
-
-_PROMPT = msgspec.json.Decoder(_Prompt)
-_TOKENS = msgspec.json.Decoder(_Tokens)
-
-
 async def chat(door: Door, exchange: Exchange) -> None:
     """POST /api/chat."""
     request = read_chat(await exchange.body(limit_bytes=door.settings.max_body_bytes))
@@ -66,7 +55,7 @@ async def chat(door: Door, exchange: Exchange) -> None:
         options = request.common.options()
         turn.check("chat", needs_tools=bool(request.tools))
         if not request.messages:
-            return await turn.load()
+            return await turn.load(options)
         told = chat_body(request.messages, request.common, options, request.tools)
         return await turn.ask(CHAT, told, options)
 
@@ -81,7 +70,7 @@ async def generate(door: Door, exchange: Exchange) -> None:
         options = request.common.options()
         turn.check("generate", needs_insert=bool(request.suffix))
         if request.is_empty:
-            return await turn.load()
+            return await turn.load(options)
         return await _generate(turn, request, options)
 
 
@@ -123,10 +112,12 @@ class _Turn:
         self.door.service.unload(self.model.model_id)
         await self.exchange.reply(200, self.writer.bare("unload"))
 
-    async def load(self) -> None:
+    async def load(self, options: Options) -> None:
         """Waits until the model is there."""
         keep_alive_s = self.common.keep_alive_s
-        await self.door.service.load(self.model.model_id, keep_alive_s=keep_alive_s)
+        await self.door.service.load(
+            self.model.model_id, keep_alive_s=keep_alive_s, context=options.n_ctx
+        )
         await self.exchange.reply(200, self.writer.bare("load"))
 
     def check(self, what: str, *, needs_tools: bool = False, needs_insert: bool = False) -> None:
@@ -154,8 +145,6 @@ class _Turn:
         """Asks the child and answers with its stream; renders only, where that is wanted."""
         if self.common.render_only:
             return await self._show_prompt(told)
-        if options.n_ctx is not None and not self.common.shift:
-            await self._check_length(told, options.n_ctx)
         answering = Answering(
             door=self.door,
             exchange=self.exchange,
@@ -164,27 +153,21 @@ class _Turn:
             is_chat_route=target == CHAT,
             context_of=context_of,
         )
-        return await self._converse(target, told, answering.hear)
+        check = None
+        if (n_ctx := options.n_ctx) is not None:
+            bound = Bound(self.door, self.model, self.common.model, Prompt.of(told), n_ctx)
+            check = bound.check
+        return await self._converse(target, told, answering.hear, context=n_ctx, check=check)
 
     async def rendered(self, told: dict[str, object]) -> str:
         """The prompt as the model reads it: a chat in its template, or the text as it is."""
         if "messages" not in told:
             return str(told.get("prompt", ""))
-        return (await self._read(b"/apply-template", told, _PROMPT)).prompt
+        return (await self._read(b"/apply-template", told, RENDERED)).prompt
 
     async def _show_prompt(self, told: dict[str, object]) -> None:
         info = b',"_debug_info":{"rendered_template":%b}}' % json_string(await self.rendered(told))
         await self.exchange.reply(200, self.writer.piece(EMPTY).removesuffix(b"}") + info)
-
-    async def _check_length(self, told: dict[str, object], n_ctx: int) -> None:
-        """Raises PromptTooLong for more than n_ctx tokens: the caller asked not to shift."""
-        text = await self.rendered(told)
-        if len(text.encode()) <= n_ctx:  # a token is a byte at least
-            return
-        body: dict[str, object] = {"content": text, "add_special": True, "parse_special": True}
-        n_prompt = len((await self._read(b"/tokenize", body, _TOKENS)).tokens)
-        if n_prompt > n_ctx:
-            raise PromptTooLong(model=self.common.model, n_prompt=n_prompt, n_ctx=n_ctx)
 
     async def _read(
         self, target: bytes, told: dict[str, object], decoder: msgspec.json.Decoder[T]
@@ -198,11 +181,20 @@ class _Turn:
         await self._converse(target, told, hear)
         return replies[-1]
 
-    async def _converse(self, target: bytes, told: dict[str, object], hear: Hear) -> None:
+    async def _converse(
+        self,
+        target: bytes,
+        told: dict[str, object],
+        hear: Hear,
+        *,
+        context: int | None = None,
+        check: Check | None = None,
+    ) -> None:
         order = Order(target, msgspec.json.encode(told))
         await converse(
             self.door, self.exchange, order,
             model=self.model, keep_alive_s=self.common.keep_alive_s, hear=hear,
+            context=context, check=check,
         )  # fmt: skip
 
 
@@ -210,8 +202,8 @@ async def _context(
     door: Door, as_chat: bytes, before: tuple[int, ...], lease: Lease, text: bytes
 ) -> tuple[int, ...]:
     """The ids of all so far: what came before, the prompt as rendered, and the reply."""
-    rendered = await ask(door, lease, _PROMPT, target=b"/apply-template", body=as_chat)
+    rendered = await ask(door, lease, RENDERED, target=b"/apply-template", body=as_chat)
     content = rendered.prompt + msgspec.json.decode(text, type=str)
     told = {"content": content, "add_special": not before, "parse_special": True}
     body = msgspec.json.encode(told)
-    return before + (await ask(door, lease, _TOKENS, target=b"/tokenize", body=body)).tokens
+    return before + (await ask(door, lease, TOKENS, target=b"/tokenize", body=body)).tokens

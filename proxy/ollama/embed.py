@@ -14,6 +14,7 @@ from proxy.errors import BadRequest, NoEmbeddings
 from proxy.exchange import Exchange
 from proxy.forward import Order, converse, whole_reply
 from proxy.ollama.fields import read_object
+from proxy.ollama.options import read_options
 from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease
 
@@ -49,12 +50,13 @@ async def embed(door: Door, exchange: Exchange) -> None:
     texts = _texts(fields.value("input"))
     name, keep_alive_s = fields.text("model"), fields.keep_alive_s()
     dimensions = fields.whole("dimensions")
+    n_ctx = read_options(fields.mapping("options")).n_ctx
     model = names.served(door, exchange, name, unknown=_UNKNOWN.format(name) if name else None)
     async with exchange.attended():
         if not texts:
-            await door.service.load(model.model_id, keep_alive_s=keep_alive_s)
+            await door.service.load(model.model_id, keep_alive_s=keep_alive_s, context=n_ctx)
             return await exchange.reply_json({"model": name, "embeddings": []})
-        embedded = await _embedded(door, exchange, model, texts, keep_alive_s)
+        embedded = await _embedded(door, exchange, model, texts, keep_alive_s, n_ctx)
         return await exchange.reply_json(
             {
                 "model": name,
@@ -108,6 +110,7 @@ async def _embedded(
     model: ServedModel,
     texts: list[str],
     keep_alive_s: float | None,
+    n_ctx: int | None = None,
 ) -> _Embedded:
     if not model.info.is_embedding:
         raise NoEmbeddings(model.model_id)
@@ -129,5 +132,6 @@ async def _embedded(
         model=model,
         keep_alive_s=keep_alive_s,
         hear=hear,
+        context=n_ctx,
     )
     return got[-1]

@@ -17,7 +17,7 @@ class Options:
     sampling: tuple[tuple[str, object], ...]
     """llama-server's names and values; both of its completion routes understand them."""
     n_ctx: int | None
-    """The context asked for. It never causes a reload."""
+    """Tokens asked for, prompt and reply together; None leaves it to us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ def read_options(told: Mapping[str, Any]) -> Options:
     stop = _stop(values.get("stop", []))
     if stop:
         sampling.append(("stop", stop))
-    return Options(sampling=tuple(sampling), n_ctx=launch.get("num_ctx"))
+    n_ctx = launch.get("num_ctx", 0)
+    return Options(sampling=tuple(sampling), n_ctx=n_ctx if n_ctx > 0 else None)
 
 
 def _number(name: str, value: object, kind: type[int] | type[float]) -> float:

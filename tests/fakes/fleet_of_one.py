@@ -131,6 +131,8 @@ class FleetOfOne:
         self.answers = 0
         self.most_leases = 0
         self.usages: list[Usage] = []
+        self.contexts: list[int | None] = []
+        """What each lease and load was asked for with."""
         self.keep_alive_s: float | None = None
         self._folder, self._argv, self._faults = folder, tuple(argv), dict(faults or {})
         self._n_ctx, self._n_parallel = n_ctx, n_parallel
@@ -186,8 +188,14 @@ class FleetOfOne:
 
     @asynccontextmanager
     async def lease(
-        self, model_id: ModelId, *, caller: str, keep_alive_s: float | None = None
+        self,
+        model_id: ModelId,
+        *,
+        caller: str,
+        keep_alive_s: float | None = None,
+        context: int | None = None,
     ) -> AsyncIterator[Lease]:
+        self.contexts.append(context)
         child = await self._ready()
         self.keep_alive_s = self.keep_alive_s if keep_alive_s is None else keep_alive_s
         slot = await self._free.get()
@@ -222,7 +230,10 @@ class FleetOfOne:
     def report(self, lease: Lease, usage: Usage) -> None:
         self.usages.append(usage)
 
-    async def load(self, model_id: ModelId, *, keep_alive_s: float | None = None) -> float:
+    async def load(
+        self, model_id: ModelId, *, keep_alive_s: float | None = None, context: int | None = None
+    ) -> float:
+        self.contexts.append(context)
         began_s = time.monotonic()
         self.keep_alive_s = self.keep_alive_s if keep_alive_s is None else keep_alive_s
         await self._ready()

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Protocol, TypedDict, Unpack
 
 from planners.backends import Engine
+from planners.groups import Group
 from planners.model import ModelId
-from planners.settings import FleetSettings, MemoryRule
+from planners.settings import ContextPolicy, FleetSettings, MemoryRule, PlacementRules
 from planners.sizes import GIB
 from planners.view import InstanceState, Observed
 from supervisor.catalogue import Catalogue
@@ -42,6 +43,9 @@ class OtherSettings(TypedDict, total=False):
     restart_limit: int
     cooldown_s: float
     hang_s: float
+    turn_s: float
+    context_policy: ContextPolicy
+    groups: tuple[Group, ...]
 
 
 @dataclass
@@ -51,6 +55,7 @@ class World:
     fleet: Fleet
     catalogue: Catalogue
     records: Records
+    probe: HardwareProbe
     desired: Desired
     models: Path
     faults: Path
@@ -68,6 +73,12 @@ class World:
     def apply(self, **settings: Unpack[OtherSettings]) -> None:
         """Change fleet settings while it runs."""
         self.desired = replace(self.desired, settings=replace(self.desired.settings, **settings))
+        self.fleet.apply(self.desired)
+
+    def rule(self, rules: PlacementRules) -> None:
+        """Change what every plan obeys while it runs."""
+        self.desired = replace(self.desired, rules=rules)
+        self.probe.adopt(self.desired.engines or (), rules)
         self.fleet.apply(self.desired)
 
     def seen(self, model_id: ModelId = TINY) -> Observed:
@@ -95,10 +106,16 @@ class World:
         await self.until(lambda: self.state(model_id) is state)
 
     async def served_by(
-        self, model_id: ModelId = TINY, *, keep_alive_s: float | None = None
+        self,
+        model_id: ModelId = TINY,
+        *,
+        keep_alive_s: float | None = None,
+        context: int | None = None,
     ) -> int:
         """Take a lease, give it back; the pid that served it."""
-        async with self.fleet.lease(model_id, caller="test", keep_alive_s=keep_alive_s):
+        async with self.fleet.lease(
+            model_id, caller="test", keep_alive_s=keep_alive_s, context=context
+        ):
             return self.pid(model_id)
 
     async def kinds(self) -> list[str]:
@@ -143,10 +160,11 @@ async def running_world(
     catalogue = Catalogue(dirs=(str(models),), rules=(), defaults=PLAIN)
     await catalogue.scan()
     async with open_records(folder) as records, asyncio.TaskGroup() as tasks:
+        probe = HardwareProbe((faulty,), RULES, sources=sources)
         fleet = Fleet(
             desired,
             catalogue=catalogue,
-            probe=HardwareProbe((faulty,), RULES, sources=sources),
+            probe=probe,
             records=records,
             ground=Ground(run_dir, run_dir / "cwd", dict(os.environ)),
             leaving=leaving,
@@ -154,7 +172,7 @@ async def running_world(
         )
         running = tasks.create_task(fleet.run())
         try:
-            yield World(fleet, catalogue, records, desired, models, faults, run_dir)
+            yield World(fleet, catalogue, records, probe, desired, models, faults, run_dir)
         finally:
             fleet.stop()
             async with asyncio.timeout(20):

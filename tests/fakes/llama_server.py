@@ -58,6 +58,7 @@ class Faults:
     """What goes wrong; nothing by default."""
 
     load_s: float = 0.0
+    read_s: float = 0.0  # reads its model over and over for that long, and says nothing
     stuck_loading: bool = False  # progress stands still and it never becomes ready
     die_while_loading: str = ""  # a key of LOAD_ENDS; "crash" is a SIGSEGV
     oom_above_layers: int = -1  # a device OOM while -ngl is greater
@@ -734,6 +735,10 @@ async def load(engine: Engine) -> None:
         log("flood", f"line {n} " + "x" * 180)
         if n % 100 == 0:
             await asyncio.sleep(0)
+    quiet_until_s = time.monotonic() + FAULTS.read_s
+    while time.monotonic() < quiet_until_s:
+        Path(options.model).read_bytes()
+        await asyncio.sleep(0.02)
     if FAULTS.stuck_loading:
         await asyncio.Event().wait()
     for step in range(1, 11):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from planners.backends import Engine
 from planners.hardware import Device, DeviceId, DeviceKind, HardwareProfile, Host
 from planners.model import LayerInfo, LayerKind, ModelId, ModelInfo, ModelSettings, ServedModel
-from planners.settings import FleetSettings, MemoryRule, PlacementRules
+from planners.settings import ContextPolicy, FleetSettings, MemoryRule, PlacementRules
 from planners.sizes import GIB, MIB
 
 RULES = PlacementRules(
@@ -32,6 +32,9 @@ FLEET = FleetSettings(
     restart_limit=3,
     cooldown_s=60.0,
     hang_s=60.0,
+    turn_s=15.0,
+    context_policy=ContextPolicy.RATCHET,
+    groups=(),
 )
 PLAIN = ModelSettings(
     context=None,

@@ -14,6 +14,7 @@ from inferenceosd.config import Backend, Config, Options, load_config, read_conf
 from inferenceosd.config_error import ConfigError
 from inferenceosd.config_kinds import Listen
 from inferenceosd.platform_folders import Platform
+from planners.groups import Group
 from planners.settings import DeviceRule, MemoryRule
 
 LINUX = Platform(system="linux", is_root=False, home="/home/ada", cwd="/srv")
@@ -206,6 +207,33 @@ def test_a_name_claimed_twice_is_told_with_both_lines() -> None:
 
     assert (error.line, error.key) == (6, "model[2].aliases")
     assert "line 2" in error.problem
+
+
+def test_a_group_says_which_models_may_not_run_at_once() -> None:
+    config = load('[[group]]\nname = "big"\nmodels = ["a", "b"]\nalone = true\n')
+
+    assert config.fleet.groups == (Group("big", ("a", "b"), exclusive=True, alone=True),)
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "line"),
+    [
+        ('models = ["a", "b"]', "group[1]", 1),
+        ('name = "g"\nmodels = ["a"]', "group[1].models", 3),
+        ('name = "g"\nmodels = ["a", "b", "A:latest"]', "group[1].models[3]", 3),
+        ('name = "g"\nmodels = ["a", "b"]\nexclusive = false', "group[1]", 1),
+        (
+            'name = "g"\nmodels = ["a", "b"]\n[[group]]\nname = "G"\nmodels = ["c", "d"]',
+            "group[2].name",
+            5,
+        ),
+    ],
+    ids=["no name", "one member", "a member twice", "no rule", "a name twice"],
+)
+def test_a_group_without_sense_is_told_with_its_line(table: str, key: str, line: int) -> None:
+    error = refused(f"[[group]]\n{table}\n")
+
+    assert (error.key, error.line) == (key, line)
 
 
 def test_a_model_may_repeat_its_own_name_as_an_alias() -> None:

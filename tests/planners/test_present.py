@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from planners.actions import Action, Allow, Refuse, Restart, Start, Stop, Yield
 from planners.plan import InstanceId
 from planners.present import still_true
-from planners.reconcile import Action, Refuse, Restart, Start, Stop, reconcile
-from planners.view import InstanceState, View
+from planners.reconcile import reconcile
+from planners.view import Demand, InstanceState, Observed, View
 from tests.fakes.machines import PLAIN, engine, machine, nvidia
 from tests.fakes.views import NOW_S, A, B, busy, hardware, model, seen, view
 
@@ -188,3 +189,39 @@ def test_of_evictions_for_one_model_all_are_void_once_one_is() -> None:
 )
 def test_a_refusal_is_void_once(now: View) -> None:
     assert not kept(REFUSAL, now)
+
+
+def wanting(*instances: Observed, context: int) -> View:
+    told = view(A, B, instances=instances, waiting=(A, B))
+    return replace(
+        told,
+        demand={
+            A.model_id: Demand(waiting=1, oldest_wait_s=1.0, context=context),
+            B.model_id: Demand(waiting=1, oldest_wait_s=1.0),
+        },
+    )
+
+
+FOR_CONTEXT = (
+    Stop(InstanceId("i-a"), "context 4096 is asked for", finishes=True),
+    Yield(InstanceId("i-a"), "context 4096 is asked for"),
+    Allow(InstanceId("i-a"), 4096, "no room"),
+)
+
+
+@pytest.mark.parametrize("action", FOR_CONTEXT, ids=["stop", "yield", "allow"])
+def test_what_is_done_for_a_context_holds_while_somebody_waits_for_one(
+    action: Stop | Yield | Allow,
+) -> None:
+    before = wanting(busy(A), context=4096)
+
+    for now, left in ((before, (action,)), (wanting(busy(A), context=0), ())):
+        assert still_true((action,), decided_on=before, view=now, now_s=NOW_S) == left
+
+
+def test_a_turn_ends_only_for_a_model_that_is_still_waited_for() -> None:
+    action = Yield(InstanceId("i-a"), "its turn is over", B.model_id)
+    before = view(A, B, instances=(busy(A),), waiting=(A, B))
+
+    for now, left in ((before, (action,)), (view(A, B, instances=(busy(A),)), ())):
+        assert still_true((action,), decided_on=before, view=now, now_s=NOW_S) == left

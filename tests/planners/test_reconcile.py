@@ -8,22 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planners.actions import Action, Refuse, Restart, Start, Stop
 from planners.exits import Cause, ExitKind
 from planners.hardware import HOST, Device, DeviceKind
 from planners.model import ModelSettings, ServedModel
 from planners.placement import plan_launch
 from planners.plan import InstanceId, LaunchPlan
-from planners.reconcile import (
-    Action,
-    Refuse,
-    Restart,
-    Start,
-    Stop,
-    launch_key,
-    reconcile,
-    taken,
-)
+from planners.reconcile import launch_key, reconcile
 from planners.sizes import GIB, MIB
+from planners.taken import taken
 from planners.view import InstanceState, Observed, View
 from tests.fakes.machines import FLEET
 from tests.fakes.views import (

@@ -6,6 +6,7 @@ from dataclasses import replace
 import msgspec
 
 from planners.hardware import HOST, Absence
+from planners.model import ModelId
 from planners.plan import DeviceBytes
 from planners.sizes import GIB, MIB
 from proxy.admin_values import InstanceReport, instance_report, models_report, status_report
@@ -112,3 +113,12 @@ def test_a_model_has_the_state_of_its_instance_and_what_it_can_do() -> None:
     assert [model.state for model in report.models] == ["ready", None]
     assert "vision" in report.models[0].capabilities
     assert report.models[1].capabilities == ("embedding",)
+
+
+def test_a_name_that_shares_a_process_has_its_state() -> None:
+    one = replace(served_model(), model_id=READY.model_id)
+    other = replace(one, model_id=ModelId("zz-other-name"))
+
+    report = models_report((other, one), broken=(), instances=(READY,))
+
+    assert [model.state for model in report.models] == ["ready", "ready"]

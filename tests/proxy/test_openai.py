@@ -218,3 +218,31 @@ async def test_more_prompts_than_one_request_may_have_are_refused(tmp_path: Path
     assert (reply.status_code, error["param"]) == (400, "prompt")
     assert "at most 256 prompts" in error["message"]
     assert fleet.launches == 0
+
+
+LONG = "word " * 200
+
+
+@pytest.mark.parametrize(
+    ("route", "told"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
+        ("/v1/completions", {"prompt": LONG}),
+        ("/v1/completions", {"prompt": ["word", LONG]}),
+        ("/v1/completions", {"prompt": list(range(200))}),
+    ],
+    ids=["chat", "completion", "one of several", "token ids"],
+)
+async def test_a_prompt_over_its_own_num_ctx_is_refused_with_the_numbers(
+    tmp_path: Path, route: str, told: dict[str, Any]
+) -> None:
+    async with fleet_of_one(tmp_path) as fleet, serving(fleet) as at:
+        refused = await at.client.post(route, json={"model": "tiny", "num_ctx": 100, **told})
+        served = await at.client.post(route, json={"model": "tiny", "num_ctx": 1000, **told})
+
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert error["n_prompt_tokens"] >= 200
+    assert error["n_ctx"] == 100
+    assert served.status_code == 200
+    assert fleet.contexts == [100, 1000]

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import stat
+import sys
 import threading
 from dataclasses import replace
 from math import inf
@@ -363,6 +364,16 @@ async def test_a_run_folder_that_somebody_removed_is_made_again(fleet_world: Mak
 
         assert await world.served_by()
         assert stat.S_IMODE(world.run_dir.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a process reads")
+async def test_a_load_that_only_reads_is_not_taken_for_stuck(fleet_world: MakeWorld) -> None:
+    async with fleet_world(load_s=0.5, restart_limit=1) as world:
+        world.order(read_s=1.5)
+
+        await world.served_by()
+
+        assert (await world.kinds()).count("instance.started") == 1
 
 
 async def test_a_load_without_progress_is_ended(fleet_world: MakeWorld) -> None:

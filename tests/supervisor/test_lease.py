@@ -272,3 +272,50 @@ async def test_slots_are_never_held_twice_whatever_the_order(book: LeaseBook) ->
         else:
             book.leave(waiter, now_s=turn)
             book.give_back(held.pop(turn % len(held)), now_s=turn)
+
+
+def wanting(book: LeaseBook, context: int, *, is_exact: bool = False, at_s: float = 0.0) -> Waiter:
+    return book.ask(M, caller="a", now_s=at_s, context=context, is_exact=is_exact)
+
+
+async def test_a_context_no_larger_than_the_loaded_one_is_served(book: LeaseBook) -> None:
+    book.open(opening(n_slots=2), now_s=0.0)
+
+    assert is_served(wanting(book, 4096))
+    assert is_served(wanting(book, 2048))
+    assert book.demand(now_s=1.0) == {}
+
+
+async def test_a_larger_context_waits_and_holds_up_nobody_else(book: LeaseBook) -> None:
+    book.open(opening(n_slots=2), now_s=0.0)
+
+    large, small = wanting(book, 8192), ask(book)
+
+    assert not is_served(large)
+    assert is_served(small)
+    assert book.demand(now_s=1.0)[M].context == 8192
+
+
+async def test_more_than_can_be_had_is_served_once_that_is_allowed(book: LeaseBook) -> None:
+    book.open(opening(), now_s=0.0)
+    large = wanting(book, 8192)
+
+    book.allow(I1, 8192, now_s=1.0)
+
+    assert large.granted.result().context == 4096
+    assert not is_served(wanting(book, 9000))
+
+
+async def test_the_largest_context_in_line_is_the_one_to_load(book: LeaseBook) -> None:
+    wanting(book, 8192), wanting(book, 16384), ask(book)
+
+    assert book.demand(now_s=1.0)[M].context == 16384
+
+
+async def test_an_exact_context_is_served_by_that_size_alone(book: LeaseBook) -> None:
+    book.open(opening(n_slots=2), now_s=0.0)
+
+    assert is_served(wanting(book, 4096, is_exact=True))
+    assert not is_served(wanting(book, 2048, is_exact=True, at_s=1.0))
+    assert not is_served(wanting(book, 8192, is_exact=True, at_s=2.0))
+    assert book.demand(now_s=3.0)[M].context == 2048

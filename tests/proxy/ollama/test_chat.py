@@ -1,6 +1,7 @@
 """The two inference routes against the fake child: shapes, loads, refusals."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -169,17 +170,50 @@ async def test_an_embedding_model_does_not_chat(tmp_path: Path) -> None:
     assert generate.json() == {"error": '"tiny" does not support generate'}
 
 
-async def test_a_prompt_over_the_asked_context_is_refused_where_shifting_is_off(
-    tmp_path: Path,
+LONG = "word " * 200
+
+
+@pytest.mark.parametrize(
+    ("route", "told"),
+    [
+        ("/api/chat", {**CHAT, "messages": [{"role": "user", "content": LONG}]}),
+        ("/api/generate", {**GENERATE, "prompt": LONG}),
+        ("/api/generate", {**GENERATE, "prompt": LONG, "raw": True}),
+        ("/api/generate", {**GENERATE, "prompt": "word", "context": list(range(200))}),
+    ],
+    ids=["chat", "generate", "raw", "token ids"],
+)
+async def test_a_prompt_over_the_asked_context_is_refused_with_the_numbers(
+    tmp_path: Path, route: str, told: dict[str, Any]
 ) -> None:
-    told = {**GENERATE, "prompt": "word " * 200, "raw": True, "options": {"num_ctx": 100}}
     async with fleet_of_one(tmp_path) as fleet, serving(fleet) as at:
-        refused = await at.client.post("/api/generate", json={**told, "shift": False})
-        served = await at.client.post("/api/generate", json={**told, "stream": False})
+        refused = await at.client.post(route, json={**told, "options": {"num_ctx": 100}})
+        served = await at.client.post(route, json={**told, "options": {"num_ctx": 1000}})
 
     assert refused.status_code == 400
-    assert "exceeds the context of 100 tokens" in refused.json()["error"]
+    assert re.search(
+        r"prompt of 2\d\d tokens exceeds the num_ctx of 100 .* loaded with 4096",
+        refused.json()["error"],
+    )
     assert served.status_code == 200
+    assert fleet.contexts[-1] == 1000
+
+
+async def test_a_smaller_context_bounds_no_reply(tmp_path: Path) -> None:
+    told = {**CHAT, "stream": False, "options": {"num_ctx": 64}}
+    async with fleet_of_one(tmp_path, faults={"tokens": 100}) as fleet, serving(fleet) as at:
+        reply = (await at.client.post("/api/chat", json=told)).json()
+
+    assert reply["eval_count"] == 100
+
+
+async def test_a_load_asks_for_its_context(tmp_path: Path) -> None:
+    told = {"model": "tiny", "options": {"num_ctx": 8192}}
+    async with fleet_of_one(tmp_path) as fleet, serving(fleet) as at:
+        await at.client.post("/api/generate", json=told)
+        await at.client.post("/api/generate", json={**told, "options": {"num_ctx": 0}})
+
+    assert fleet.contexts == [8192, None]
 
 
 async def test_the_prompt_can_be_shown_instead_of_answered(tmp_path: Path) -> None:

@@ -1,0 +1,37 @@
+"""What our own instances have of the machine, by how the machine counts it. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from planners.hardware import HOST, DeviceId, DeviceKind, HardwareProfile
+from planners.view import InstanceState, Observed
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What our own instances have of the machine, by how the machine counts it."""
+
+    promised: Counter[DeviceId]
+    """Spoken for though it still counts as free: all of a loading instance's; of the others what
+    free figures never show, which is file-backed weights (the kernel counts them as available)
+    and everything on devices that report no use."""
+    held: Counter[DeviceId]
+    """The rest, which the machine counts as used; it counts against the operator's limits."""
+
+
+def taken(hardware: HardwareProfile, instances: Iterable[Observed]) -> Taken:
+    """Bytes of all living instances, each byte in one of the two counts."""
+    silent = (DeviceKind.SOFTWARE, DeviceKind.REMOTE)
+    blind = {device.device_id for device in hardware.devices if device.kind in silent}
+    ours = Taken(Counter(), Counter())
+    for seen in instances:
+        if seen.state.is_down:
+            continue
+        for part in seen.plan.predicted:
+            unseen_bytes = part.weights_bytes if part.device_id == HOST else 0
+            if seen.state is InstanceState.LOADING or part.device_id in blind:
+                unseen_bytes = part.upper_bytes
+            ours.promised[part.device_id] += unseen_bytes
+            ours.held[part.device_id] += max(0, part.total_bytes - unseen_bytes)
+    return ours

@@ -1,0 +1,225 @@
+"""Several models and several wishes on one machine, on real processes."""
+
+import asyncio
+import struct
+from dataclasses import replace
+from itertools import cycle, islice
+from time import monotonic
+
+import pytest
+
+from planners.groups import Group
+from planners.model import ModelId
+from planners.settings import ContextPolicy, MemoryRule, ModelRule
+from planners.sizes import MIB
+from planners.view import InstanceState
+from supervisor.tinymodel import N_CTX, tiny_model
+from tests.fakes.fleet_world import TINY, MakeWorld, World
+from tests.fakes.machines import PLAIN
+from tests.fakes.processes import is_gone
+
+OTHER = ModelId("other")
+N_CTX_TRAIN = 16384
+BOTH = ("tiny", "other")
+
+
+async def loads(world: World) -> int:
+    return (await world.kinds()).count("instance.started")
+
+
+async def held(world: World, model_id: ModelId, *, hold_s: float) -> None:
+    async with world.fleet.lease(model_id, caller="test"):
+        await asyncio.sleep(hold_s)
+
+
+async def configured(world: World, *, context: int | None = 2048, parallel: int = 2) -> None:
+    """Have "tiny" planned with this context; it was trained for N_CTX_TRAIN."""
+    trained = b"llama.context_length" + struct.pack("<I", 4)  # GGUF's type of a uint32
+    file = tiny_model().replace(
+        trained + struct.pack("<I", N_CTX), trained + struct.pack("<I", N_CTX_TRAIN)
+    )
+    (world.models / "tiny.gguf").write_bytes(file)
+    await world.catalogue.scan()
+    world.rule(replace(world.desired.rules, context=context, parallel=parallel))
+
+
+async def test_callers_of_two_models_in_turn_are_served_model_by_model(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world(names=BOTH, max_loaded=1) as world:
+        await asyncio.gather(
+            *(held(world, model, hold_s=0.02) for model in islice(cycle((TINY, OTHER)), 6))
+        )
+
+        assert await loads(world) == 2
+
+
+async def test_two_programs_that_ask_one_after_another_do_not_change_models_each_time(
+    fleet_world: MakeWorld,
+) -> None:
+    async def program(world: World, model_id: ModelId) -> None:
+        for _ in range(5):
+            await held(world, model_id, hold_s=0.02)
+
+    async with fleet_world(names=BOTH, max_loaded=1) as world:
+        await asyncio.gather(program(world, TINY), program(world, OTHER))
+
+        assert await loads(world) == 2
+
+
+async def test_a_model_in_use_without_a_pause_makes_way_within_a_turn_and_cuts_nobody(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world(names=BOTH, max_loaded=1, turn_s=0.5, finish_s=0.0) as world:
+        stop = asyncio.Event()
+        cut: list[int] = []
+
+        async def keep_busy() -> None:
+            while not stop.is_set():
+                async with world.fleet.lease(TINY, caller="test"):
+                    pid = world.pid()
+                    await asyncio.sleep(0.3)
+                    if is_gone(pid):
+                        cut.append(pid)
+
+        busy = [asyncio.create_task(keep_busy()) for _ in range(4)]
+        await world.until_state(InstanceState.READY)
+
+        began_s = monotonic()
+        await world.served_by(OTHER)
+        waited_s = monotonic() - began_s
+        stop.set()
+        await asyncio.gather(*busy)
+
+        assert cut == []
+        assert waited_s < 5.0
+        assert await world.served_by() != 0  # those who waited meanwhile had their turn again
+
+
+async def test_sizes_of_context_asked_for_in_turn_cost_one_launch_more(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world() as world:
+        await configured(world)
+        for context in islice(cycle((2048, 4096, None)), 60):
+            await world.served_by(context=context)
+
+        assert await loads(world) == 2
+        assert world.seen().plan.context == 4096
+        assert world.seen().plan.n_ctx == 2 * 4096  # each of its two slots has it
+
+
+async def test_a_running_request_is_finished_before_a_larger_context_is_loaded(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world(finish_s=0.0) as world:
+        await configured(world)
+        async with world.fleet.lease(TINY, caller="a"):
+            first = world.pid()
+            larger = asyncio.create_task(world.served_by(context=4096))
+            await world.until_state(InstanceState.DRAINING)
+            assert not is_gone(first)
+            assert not larger.done()
+
+        assert await larger != first
+
+
+async def test_a_context_once_asked_for_outlives_its_instance(fleet_world: MakeWorld) -> None:
+    async with fleet_world() as world:
+        await configured(world)
+        await world.served_by(context=4096)
+        world.fleet.unload(TINY)
+        await world.until_state(None)
+
+        await world.served_by()
+
+        assert world.seen().plan.context == 4096
+
+
+async def test_more_context_than_finds_room_is_served_with_what_is_loaded_and_said(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world() as world:
+        await configured(world)
+        first = await world.served_by()
+        need_bytes = world.seen().plan.predicted[0].upper_bytes
+        memory = MemoryRule(limit_bytes=need_bytes + 4 * MIB, reserve_bytes=0)
+        world.rule(replace(world.desired.rules, memory=memory))
+
+        assert await world.served_by(context=N_CTX_TRAIN) == first
+
+        events = await world.journal.events(model_id=TINY, since=0.0, limit=100)
+        (capped,) = [event.reason for event in events if event.kind == "context.capped"]
+        assert f"context {N_CTX_TRAIN} is asked for, 2048 is loaded" in capped
+
+
+async def test_under_fixed_no_request_changes_the_context(fleet_world: MakeWorld) -> None:
+    async with fleet_world(context_policy=ContextPolicy.FIXED) as world:
+        await configured(world)
+        first = await world.served_by()
+
+        assert await world.served_by(context=8192) == first
+        assert world.seen().plan.context == 2048
+
+
+async def test_under_client_the_launch_follows_its_callers(fleet_world: MakeWorld) -> None:
+    async with fleet_world(context_policy=ContextPolicy.CLIENT, turn_s=0.1) as world:
+        await configured(world, context=None)
+        seen = []
+        for context in (2048, 4096, 2048):
+            await world.served_by(context=context)
+            seen.append(world.seen().plan.context)
+
+        assert seen == [2048, 4096, 2048]
+        assert await loads(world) == 3
+
+
+async def test_more_context_than_the_model_was_trained_for_is_no_reason_to_reload(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world() as world:
+        await configured(world, context=N_CTX_TRAIN)
+        first = await world.served_by()
+
+        assert await world.served_by(context=10 * N_CTX_TRAIN) == first
+        assert world.seen().plan.context == N_CTX_TRAIN
+
+
+@pytest.mark.parametrize("rules_path", [True, False], ids=["two rules", "a rule and a plain file"])
+async def test_two_names_for_one_file_share_a_process(
+    fleet_world: MakeWorld, rules_path: bool
+) -> None:
+    async with fleet_world() as world:
+        path = str(world.models / "tiny.gguf")
+        if rules_path:
+            names = (ModelId("one"), ModelId("two"))
+            rules = tuple(ModelRule(name, path, (), PLAIN) for name in names)
+        else:
+            (world.models / "link.gguf").symlink_to(path)
+            names, rules = (TINY, ModelId("link")), ()
+        world.catalogue.reconfigure(dirs=(str(world.models),), rules=rules, defaults=PLAIN)
+        await world.catalogue.scan()
+        assert {model.model_id for model in world.fleet.models()} == set(names)
+
+        pids = []
+        for name in names:
+            async with world.fleet.lease(name, caller="test"):
+                (seen,) = world.fleet.running()
+                pids.append(seen.pid)
+
+        assert pids[0] == pids[1]
+        assert [world.fleet.resolve(name) for name in names] == 2 * [world.fleet.resolve(names[0])]
+        assert world.fleet.unload(names[1])
+        await world.until(lambda: not world.fleet.running())
+
+
+async def test_a_member_of_an_exclusive_group_takes_the_place_of_the_other(
+    fleet_world: MakeWorld,
+) -> None:
+    pair = Group("pair", BOTH, exclusive=True, alone=False)
+    async with fleet_world(names=BOTH, groups=(pair,)) as world:
+        first = await world.served_by()
+
+        await world.served_by(OTHER)
+
+        assert is_gone(first)

@@ -1,0 +1,49 @@
+from dataclasses import replace
+
+import pytest
+
+from planners.settings import ContextPolicy
+from supervisor.wishes import Wishes
+from tests.fakes.machines import RULES, served
+
+MODEL = served()
+
+
+def wanted(wishes: Wishes, asked: int | None, policy: ContextPolicy = ContextPolicy.RATCHET) -> int:
+    return wishes.context(MODEL, asked, policy=policy, rules=replace(RULES, context=4096))
+
+
+@pytest.mark.parametrize("asked", [None, 0, -1])
+def test_who_asks_for_no_context_waits_for_none(asked: int | None) -> None:
+    assert wanted(Wishes(), asked) == 0
+
+
+def test_a_ratchet_keeps_the_largest_and_no_more_than_the_model_was_trained_for() -> None:
+    wishes = Wishes()
+
+    assert wanted(wishes, 8192) == 8192
+    assert wanted(wishes, 2048) == 2048
+    assert wishes.contexts == {MODEL.model_id: 8192}
+    assert wanted(wishes, 10**30) == MODEL.info.n_ctx_train
+
+
+def test_under_client_a_size_is_no_smaller_than_configured_and_not_kept() -> None:
+    wishes = Wishes()
+
+    assert wanted(wishes, 2048, ContextPolicy.CLIENT) == 4096
+    assert wanted(wishes, 8192, ContextPolicy.CLIENT) == 8192
+    assert wishes.contexts == {}
+
+
+def test_under_fixed_nobody_waits_for_a_context() -> None:
+    assert wanted(Wishes(), 8192, ContextPolicy.FIXED) == 0
+
+
+def test_a_keep_alive_holds_until_it_is_forgotten() -> None:
+    wishes = Wishes()
+
+    wishes.keep_alive(MODEL.model_id, 7.0)
+    assert wishes.keep_alive_s(MODEL) == 7.0
+    wishes.forget_keep_alive(MODEL.model_id)
+
+    assert wishes.keep_alive_s(MODEL) == MODEL.settings.keep_alive_s
