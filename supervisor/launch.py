@@ -51,7 +51,7 @@ class Launch:
         self._load_s: float | None = None
         self._anonymous_bytes: int | None = None
         self._progressed_s = monotonic()
-        self._disk_reads = 0
+        self._reads = 0
         self._told_ready = asyncio.Event()
 
     @property
@@ -140,13 +140,14 @@ class Launch:
                 self._told_ready.clear()
 
     def _is_stalled(self, stall_s: float) -> bool:
-        """True without a line, a step or a disk read for `stall_s`."""
+        """True without a line, a step or a read for `stall_s`."""
         now_s = monotonic()
         if now_s - self._progressed_s <= min(stall_s, LOOK_S):
             return False
         work = None if self.pid is None else work_of(self.pid)
-        if work is not None and work.disk_reads > self._disk_reads:
-            self._disk_reads, self._progressed_s = work.disk_reads, now_s
+        reads = 0 if work is None else work.disk_reads + work.bytes_read
+        if reads > self._reads:
+            self._reads, self._progressed_s = reads, now_s
         return now_s - self._progressed_s > stall_s
 
     def _heard(self, line: str) -> None:

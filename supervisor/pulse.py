@@ -17,6 +17,8 @@ class Work:
     """Of all its threads, in user and kernel mode."""
     disk_reads: int
     """Pages that it waited for, and blocks it read; 0 where the kernel does not tell."""
+    bytes_read: int
+    """By read() calls, out of the page cache too; of files and of whatever else it reads."""
     is_runnable: bool
     """Its main thread, which decodes, runs or waits for a processor."""
 
@@ -34,21 +36,24 @@ def _linux_work(pid: int) -> Work:
         # After the name, which may hold anything: state is field 3 of proc(5), and the first here.
         fields = file.read().rpartition(b")")[2].split()
     major_faults, ticks = int(fields[9]), int(fields[11]) + int(fields[12])
-    reads = major_faults + _blocks_read(pid)
-    return Work(ticks / _TICKS_PER_S, reads, is_runnable=fields[0] == b"R")
+    told = _io(pid)
+    reads = major_faults + told.get(b"read_bytes", 0) // 512
+    is_runnable = fields[0] == b"R"
+    return Work(ticks / _TICKS_PER_S, reads, told.get(b"rchar", 0), is_runnable)
 
 
-def _blocks_read(pid: int) -> int:
+def _io(pid: int) -> dict[bytes, int]:
+    """The kernel's counts of what it read and wrote; {} where they are not ours to see."""
     try:
         with open(f"/proc/{pid}/io", "rb") as file:
-            told = dict(line.split(b": ") for line in file.read().splitlines())
+            lines = (line.split(b": ") for line in file.read().splitlines())
+            return {name: int(count) for name, count in lines}
     except PermissionError:  # in some sandboxes one's own children are out of sight
-        return 0
-    return int(told[b"read_bytes"]) // 512
+        return {}
 
 
 def _portable_work(pid: int) -> Work:
     process = psutil.Process(pid)
     used = process.cpu_times()
     is_runnable = process.status() == psutil.STATUS_RUNNING
-    return Work(used.user + used.system, 0, is_runnable)
+    return Work(used.user + used.system, 0, 0, is_runnable)
