@@ -5,12 +5,14 @@ from collections.abc import Sequence
 
 from inferenceosd.tables import table
 from planners.plan import LaunchPlan
+from planners.reasons import ReasonKind
 from planners.sizes import format_size
-from planners.speed import format_rate
 from proxy.admin_plan import PlaceReport, PlanReport, ShortfallReport
 
 NOTHING = "-"
 UNKNOWN = "?"
+UNPREDICTED = "nobody predicted how fast it will be"
+_TOLD_ELSEWHERE = (ReasonKind.DEVICE_UNUSED, ReasonKind.SPEED)  # below, and above
 
 
 def plan_text(report: PlanReport) -> str:
@@ -25,7 +27,9 @@ def plan_text(report: PlanReport) -> str:
         report.layers,
         _numbers(plan),
         f"flags: {shlex.join(report.argv)}" if report.argv else "",
-        _listed("why", [reason for reason in plan.reasons if not _is_told(reason, report)]),
+        _listed(
+            "why", [reason.text for reason in plan.reasons if reason.kind not in _TOLD_ELSEWHERE]
+        ),
         _listed("not used", [f"{each.name}: {each.reason}" for each in report.unused]),
         _listed("one more GiB", report.one_more_gib),
     )
@@ -61,19 +65,13 @@ def _places(places: tuple[PlaceReport, ...]) -> str:
 
 
 def _numbers(plan: LaunchPlan) -> str:
-    prompt = _rate(plan.predicted_prompt_tokens_per_s)
-    decode = _rate(plan.predicted_decode_tokens_per_s)
+    speed = next((r.text for r in plan.reasons if r.kind is ReasonKind.SPEED), UNPREDICTED)
     return (
-        f"predicted: {prompt} tokens/s of prompt, {decode} tokens/s of decode\n"
+        f"{speed}\n"
         f"batch {plan.n_batch}/{plan.n_ubatch}, {plan.n_threads} threads,"
         f" KV cache {plan.type_k}/{plan.type_v},"
         f" flash attention {'on' if plan.flash_attn else 'off'}"
     )
-
-
-def _is_told(reason: str, report: PlanReport) -> bool:
-    """True for a reason that stands under "not used" too."""
-    return any(reason == f"{each.name} is not used: {each.reason}" for each in report.unused)
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:
@@ -88,7 +86,3 @@ def _shortfall(shortfall: ShortfallReport) -> str:
 
 def _size(size_bytes: int | None) -> str:
     return UNKNOWN if size_bytes is None else format_size(size_bytes)
-
-
-def _rate(tokens_per_s: float | None) -> str:
-    return UNKNOWN if tokens_per_s is None else format_rate(tokens_per_s)

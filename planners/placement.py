@@ -32,6 +32,7 @@ from planners.layout.threads import n_threads
 from planners.memory import host_overhead_bytes, joined, layer_devices, predict, predict_draft
 from planners.model import LayerKind, ModelInfo, ServedModel
 from planners.plan import DeviceBytes, LaunchPlan, Shortfall
+from planners.reasons import Reason
 from planners.rpc import servers_of
 from planners.settings import PlacementRules
 from planners.sizes import format_size
@@ -224,7 +225,7 @@ class _Search:
             predicted_decode_tokens_per_s=placed.speed.decode_tokens_per_s,
         )
 
-    def _fallbacks(self, placed: Placed) -> tuple[str, ...]:
+    def _fallbacks(self, placed: Placed) -> tuple[Reason, ...]:
         exact = self._exact(placed.engine, placed.shape)
         return fallbacks(self.info, exact, layer_devices(self.info, exact))
 

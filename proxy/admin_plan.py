@@ -9,7 +9,9 @@ from planners.hardware import HOST, HardwareProfile
 from planners.layer_map import layer_map
 from planners.outlook import Outlook
 from planners.plan import DeviceBytes, LaunchPlan, Shortfall
+from planners.reasons import ReasonKind
 
+NO_LAYER = "no layer fits on it"
 SOCKET, FOLDER = "SOCKET", "FOLDER"  # where a flag's value is drawn anew at each launch
 
 
@@ -127,13 +129,12 @@ def _free_bytes(part: DeviceBytes, hardware: HardwareProfile) -> int | None:
 def _unused(plan: LaunchPlan, hardware: HardwareProfile) -> list[UnusedReport]:
     """Every device without a layer; the reason is the planner's where it gave one."""
     used = {device_id for device_id, _, _ in plan.devices}
+    told = {r.device_id: r.because for r in plan.reasons if r.kind is ReasonKind.DEVICE_UNUSED}
     found = []
     for device in hardware.devices:
         if device.device_id in used:
             continue
-        prefix = f"{device.name} is not used: "
-        told = (r.removeprefix(prefix) for r in plan.reasons if r.startswith(prefix))
-        reason = next(told, "the model fits without it" if plan.devices else "no layer fits on it")
+        reason = told.get(device.device_id, "the model fits without it" if used else NO_LAYER)
         found.append(UnusedReport(device.device_id, device.name, reason))
     return found
 

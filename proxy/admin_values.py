@@ -13,6 +13,7 @@ from planners.capabilities import capabilities
 from planners.hardware import HOST, Device, HardwareProfile
 from planners.model import BrokenFile, ModelId, ServedModel
 from planners.plan import DeviceBytes
+from planners.reasons import Reason
 from planners.view import Observed
 
 DEFAULT_LINES = 100
@@ -74,7 +75,7 @@ class InstanceReport:
     retry_in_s: float | None
     plan: str
     """Digest of its launch plan."""
-    reasons: tuple[str, ...]
+    reasons: tuple[Reason, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -367,7 +367,7 @@ class Fleet:
             "instance.planned",
             model_id=plan.model_id,
             instance_id=instance_id,
-            reason="; ".join((reason, *plan.reasons)),
+            reason="; ".join((reason, *map(str, plan.reasons))),
             backend=plan.backend,
             n_gpu_layers=plan.n_gpu_layers,
             n_ctx=plan.n_ctx,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile
+from planners.reasons import Reason, unused
 
 CUDA_CONTEXT_BYTES = 600 << 20  # 107 to 555 MiB were reported, by the number of multiprocessors
 CUDA_CONTEXT_SHARE = 0.03
@@ -40,7 +41,7 @@ class Budgets:
 
     host_bytes: int
     devices: tuple[Budget, ...]
-    notes: tuple[str, ...]
+    notes: tuple[Reason, ...]
     """Each device left out, and why."""
 
     def room_bytes(self, device_id: DeviceId) -> int:
@@ -68,11 +69,12 @@ def budgets(
             case Budget() as budget:
                 found.append((device, budget))
             case str() as why:
-                notes.append(why)
+                notes.append(unused(device.device_id, device.name, why))
     if any(device.kind is DeviceKind.DISCRETE for device, _ in found):
         for device, _ in found:
             if device.kind is DeviceKind.INTEGRATED:
-                notes.append(f"{device.name} is not used: its memory is the host's")
+                why = "a card of its own is there, and its memory is the host's"
+                notes.append(unused(device.device_id, device.name, why))
         found = [pair for pair in found if pair[0].kind is not DeviceKind.INTEGRATED]
     ranked = sorted(found, key=lambda pair: _speed_rank(pair[0]))
     return Budgets(
@@ -130,19 +132,19 @@ def _budget(
     promised: Mapping[DeviceId, int],
     held: Mapping[DeviceId, int],
 ) -> Budget | str:
-    """The device's room, or the sentence that says why it is left out."""
+    """The device's room, or why it is left out."""
     if not device.use:
         if device.kind is DeviceKind.SOFTWARE:
-            return f"{device.name} is not used: it is the processor posing as a GPU"
-        return f"{device.name} is not used: the configuration says so"
+            return "it is the processor posing as a GPU"
+        return "the configuration says so"
     engine_name = device.engine_name(backend)
     if engine_name is None and device.kind is DeviceKind.REMOTE and not device.engine_names:
-        return f"{device.name} is not used: it does not answer"
+        return "it does not answer"
     if engine_name is None:
-        return f"{device.name} is not used: the {backend} engine does not see it"
+        return f"the {backend} engine does not see it"
     free = device.total_bytes if device.free_bytes is None else device.free_bytes
     if free is None:
-        return f"{device.name} is not used: its memory is unknown"
+        return "its memory is unknown"
     room = free - device.reserve_bytes
     if device.limit_bytes is not None:
         room = min(room, device.limit_bytes - held.get(device.device_id, 0))

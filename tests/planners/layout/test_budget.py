@@ -68,8 +68,8 @@ def test_a_device_left_out_is_told_with_the_reason(device: Device, told: str) ->
     found = room(device)
 
     assert found.devices == ()
-    assert device.name in found.notes[0]
-    assert told in found.notes[0]
+    assert found.notes[0].device_id == device.device_id
+    assert told in found.notes[0].because
 
 
 def test_an_integrated_gpu_is_left_out_beside_a_discrete_one() -> None:
