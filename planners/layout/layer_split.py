@@ -22,6 +22,7 @@ from planners.speed import (
     Load,
     Rate,
     Rates,
+    entry_prompt_s,
     entry_s,
     experts_s,
     layer_prompt_s,
@@ -190,7 +191,7 @@ class _Task:
         return Place(
             room_bytes=budget.room_bytes - budget.overhead_bytes - self.compute_bytes - taken,
             layer_ps=layer_ps,
-            entry_ps=_ps(entry_s(self.splitter.info, self.shape, rate)),
+            entry_ps=_ps(_entry_s(self.splitter.info, self.shape, rate)),
             is_needed=is_taker,
         )
 
@@ -240,6 +241,11 @@ def _device_s(load: Load, shape: LaunchShape, rate: Rate, host: Rate, *, is_lean
     return step + PROMPT_WEIGHT * layer_prompt_s(
         load, rate, host, n_ubatch=shape.n_ubatch, is_lean=is_lean
     )
+
+
+def _entry_s(info: ModelInfo, shape: LaunchShape, rate: Rate) -> float:
+    prompt = entry_prompt_s(info, rate, n_ubatch=shape.n_ubatch)
+    return entry_s(info, shape, rate) + PROMPT_WEIGHT * prompt
 
 
 def _host_s(load: Load, shape: LaunchShape, host: Rate, borrower: Rate) -> float:
