@@ -83,7 +83,8 @@ def _roomier(hardware: HardwareProfile) -> Iterator[tuple[str, HardwareProfile]]
     for device in hardware.devices:
         if device.use and device.engine_names and not device.shares_host:
             others = (_more(d) if d is device else d for d in hardware.devices)
-            yield device.name, replace(hardware, devices=tuple(others))
+            where = f"{device.name}{_with_limit(device.limit_bytes)}"
+            yield where, replace(hardware, devices=tuple(others))
     host = hardware.host
     more = replace(
         host,
@@ -92,16 +93,24 @@ def _roomier(hardware: HardwareProfile) -> Iterator[tuple[str, HardwareProfile]]
         cgroup_limit_bytes=_plus(host.cgroup_limit_bytes),
         limit_bytes=_plus(host.limit_bytes),
     )
-    sharing = tuple(_more(d) if d.shares_host else d for d in hardware.devices)
-    yield HOST, replace(hardware, host=more, devices=sharing)
+    sharing = tuple(_larger(d) if d.shares_host else d for d in hardware.devices)
+    where = f"{HOST}{_with_limit(host.limit_bytes)}"
+    yield where, replace(hardware, host=more, devices=sharing)
+
+
+def _with_limit(limit_bytes: int | None) -> str:
+    """Said where memory alone would not help: the operator's limit must grow with it."""
+    return "" if limit_bytes is None else " and in its limit"
 
 
 def _more(device: Device) -> Device:
+    return replace(_larger(device), limit_bytes=_plus(device.limit_bytes))
+
+
+def _larger(device: Device) -> Device:
+    """The device with one more GiB, of which its limit takes no note."""
     return replace(
-        device,
-        total_bytes=_plus(device.total_bytes),
-        free_bytes=_plus(device.free_bytes),
-        limit_bytes=_plus(device.limit_bytes),
+        device, total_bytes=_plus(device.total_bytes), free_bytes=_plus(device.free_bytes)
     )
 
 
