@@ -81,7 +81,7 @@ class _Lesson:
         return _credible(usual * (self._prompt_s(usual) - fixed_s) / (token_s - fixed_s), usual)
 
     def _prompt_s(self, flops: float) -> float:
-        """Seconds of a prompt's token by that rate, weights read at no cost: they hide behind it."""
+        """Seconds of a prompt's token by that rate, its reads hidden behind it."""
         known = dict(rates(self.hardware, n_threads=self.plan.n_threads))
         known[self.owner] = replace(known[self.owner], flops=flops, bytes_per_s=inf)
         shape = self._shape()

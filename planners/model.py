@@ -187,3 +187,5 @@ class BrokenFile:
     reason: str
     names: tuple[str, ...] = ()
     """What it would have been offered under, aliases included; none where no name is its own."""
+    is_incomplete: bool = False
+    """True where a part is missing or its end: it was not downloaded whole."""

@@ -145,9 +145,11 @@ class _Library:
         try:
             return _Read(file.key, read_model(file), is_final=True)
         except GgufError as exc:
-            may_grow = exc.kind is GgufKind.TRUNCATED and _age_s(file) < SETTLED_S
+            is_cut = exc.kind is GgufKind.TRUNCATED
+            may_grow = is_cut and _age_s(file) < SETTLED_S
             hint = "; it was written just now and may still grow" if may_grow else ""
-            return _Read(file.key, BrokenFile(file.path, f"{exc}{hint}"), is_final=not may_grow)
+            broken = BrokenFile(file.path, f"{exc}{hint}", is_incomplete=is_cut)
+            return _Read(file.key, broken, is_final=not may_grow)
         except OSError as exc:
             raise_if_passing(exc, path=file.path)
             reason = f"cannot be read: {exc.strerror or exc}"

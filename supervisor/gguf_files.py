@@ -137,7 +137,7 @@ def file_at(path: str, *, name: str) -> ModelFile | BrokenFile:
         found = stat_of(part_path)
         if isinstance(found, str):
             of = f"part {number} of {len(paths)}: " if len(paths) > 1 else ""
-            return BrokenFile(path, f"{of}{found}")
+            return BrokenFile(path, f"{of}{found}", is_incomplete=number > 1)
         parts.append(found)
     return ModelFile(name, tuple(parts))
 
@@ -211,7 +211,8 @@ def _put_together(
         else:
             lost = f"{base}-{missing:05}-of-{count:05}{SUFFIX}"
             first = min(parts.items())[1].path
-            broken.append(BrokenFile(first, f"part {missing} of {count} is missing: {lost}"))
+            reason = f"part {missing} of {count} is missing: {lost}"
+            broken.append(BrokenFile(first, reason, is_incomplete=True))
     return files, broken
 
 

@@ -12,7 +12,16 @@ from tempfile import TemporaryDirectory
 
 from planners.backends import Engine, RejectedEngine
 from planners.exits import Cause, ExitKind
-from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile, Host
+from planners.hardware import (
+    HOST,
+    Device,
+    DeviceId,
+    DeviceKind,
+    HardwareProfile,
+    Host,
+    Note,
+    NoteKind,
+)
 from planners.model import BrokenFile, ModelId
 from planners.outlook import Outlook
 from planners.plan import DeviceBytes, InstanceId, LaunchPlan, Shortfall
@@ -144,7 +153,7 @@ HARDWARE = HardwareProfile(
             use=False,
         ),
     ),
-    notes=("NVML: library not found",),
+    notes=(Note(NoteKind.DRIVER, "NVML: library not found"),),
 )
 ENGINE = Engine(
     "0123456789ab", "vulkan", "/opt/llama/llama-server", "config", (), frozenset(), (), "b11434"

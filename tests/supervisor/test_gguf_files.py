@@ -140,7 +140,8 @@ def test_a_path_whose_second_part_is_missing_says_so(tmp_path: Path) -> None:
 
     broken = file_at(str(first), name="mine")
 
-    assert broken == BrokenFile(str(first), "part 2 of 2: no such file or directory")
+    reason = "part 2 of 2: no such file or directory"
+    assert broken == BrokenFile(str(first), reason, is_incomplete=True)
 
 
 def test_a_path_to_a_folder_is_no_model(tmp_path: Path) -> None:
