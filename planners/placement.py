@@ -81,9 +81,13 @@ def attempt_launch(
     held: Mapping[DeviceId, int] = _NOTHING,
     could_free: Mapping[DeviceId, int] = _NOTHING,
     learned: Learned = NOTHING_LEARNED,
+    most_context: int | None = None,
 ) -> "LaunchPlan | Shortfall | Unplaced":
-    """As `plan_launch`, but what is missing for a model without a place is left to be asked for."""
-    ask = asked(served, rules=rules)
+    """As `plan_launch`, but what is missing for a model without a place is left to be asked for.
+
+    `most_context`: no automatic context above it, for the sake of other models.
+    """
+    ask = asked(served, rules=rules).held_to(most_context)
     threads = n_threads(hardware, served.info, n_parallel=ask.n_parallel)
     search = _Search(
         served,

@@ -18,6 +18,7 @@ from planners.model import ModelId, ServedModel
 from planners.placement import plan_launch
 from planners.plan import InstanceId, LaunchPlan, Shortfall
 from planners.settings import PlacementRules
+from planners.together import plan_together
 from planners.view import InstanceState, Observed, View
 
 _RELEASING = (InstanceState.DRAINING, InstanceState.STOPPING)
@@ -154,13 +155,15 @@ def _launches(view: View, *, now_s: float) -> Iterator[Action]:
     leaving = any(seen.state in _RELEASING for seen in view.instances)
     alive = sum(not seen.state.is_down for seen in view.instances)
     ours = taken(view.hardware, view.instances)
+    joint = _joint(view, ours=ours, alive=alive, leaving=leaving, now_s=now_s)
     for served in _wanted(view):
         seen = present.get(served.model_id)
         if seen is not None and not _is_due(seen, now_s=now_s):
             if seen.state is InstanceState.FAILED and seen.waiting:
                 yield _refusal(seen)
             continue
-        match _launch(view, served, seen, ours=ours, alive=alive, leaving=leaving):
+        plan = joint.get(served.model_id)
+        match _launch(view, served, seen, plan, ours=ours, alive=alive, leaving=leaving):
             case (Start(plan) | Restart(_, plan)) as action:
                 yield action
                 alive += 1
@@ -170,6 +173,38 @@ def _launches(view: View, *, now_s: float) -> Iterator[Action]:
             case tuple() as evictions:
                 yield from evictions
                 leaving = leaving or bool(evictions)
+
+
+def _joint(
+    view: View, *, ours: Taken, alive: int, leaving: bool, now_s: float
+) -> Mapping[ModelId, LaunchPlan]:
+    """Plans beside each other for models that are to be launched at once, so that none takes all.
+
+    {} where each is planned by itself, the longest wait first: there is one, they do not all fit,
+    or room is still to be made.
+    """
+    present = {seen.model_id: seen for seen in view.instances}
+    due = [
+        served
+        for served in _wanted(view)
+        if (seen := present.get(served.model_id)) is None or _is_due(seen, now_s=now_s)
+    ]
+    most = view.settings.max_loaded
+    if leaving or len(due) < 2 or not view.engines or _evictable(view):
+        return {}
+    if most is not None and alive + len(due) > most:
+        return {}
+    answers = plan_together(
+        due,
+        hardware=view.hardware,
+        engines=view.engines,
+        rules=view.rules,
+        promised=ours.promised,
+        held=ours.held,
+        learned=view.learned,
+    )
+    plans = {name: plan for name, plan in answers.items() if isinstance(plan, LaunchPlan)}
+    return plans if len(plans) == len(due) else {}
 
 
 def _wanted(view: View) -> list[ServedModel]:
@@ -202,6 +237,7 @@ def _launch(
     view: View,
     served: ServedModel,
     seen: Observed | None,
+    joint: LaunchPlan | None,
     *,
     ours: Taken,
     alive: int,
@@ -211,7 +247,7 @@ def _launch(
         return Refuse(served.model_id, NO_ENGINE, retry_after_s=None)
     if view.settings.max_loaded is not None and alive >= view.settings.max_loaded:
         return () if leaving else _make_room_by_count(view, served)
-    plan = _planned(view, served, ours=ours, could_free=_could_free(view))
+    plan = joint or _planned(view, served, ours=ours, could_free=_could_free(view))
     if isinstance(plan, Shortfall):
         if leaving:
             return ()

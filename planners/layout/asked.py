@@ -1,6 +1,6 @@
 """What a model and its operator ask of a launch: slots, contexts, batches, cache types."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planners.compute import MAMBA_1
 from planners.errors import PlanError
@@ -38,10 +38,18 @@ class Asked:
     embedding: bool
     notes: tuple[Reason, ...]
     """What the file lacks, and what was asked for and cannot be had."""
+    unheld: int | None = None
+    """The largest automatic context, where other models' sake keeps `contexts` below it."""
 
     def contexts_up_to(self, most: int) -> tuple[int, ...]:
         """The choices not above `most`; the smallest one where all are."""
         return tuple(c for c in self.contexts if c <= most) or self.contexts[-1:]
+
+    def held_to(self, most: int | None) -> "Asked":
+        """The same with no automatic context above `most`, for the sake of other models."""
+        if most is None or self.is_context_fixed or self.contexts[0] <= most:
+            return self
+        return replace(self, contexts=self.contexts_up_to(most), unheld=self.contexts[0])
 
 
 def asked(served: ServedModel, *, rules: PlacementRules) -> Asked:

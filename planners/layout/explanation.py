@@ -118,6 +118,9 @@ def _context(info: ModelInfo, asked: Asked, shape: LaunchShape) -> Reason:
         why = "as asked for"
     elif context >= info.n_ctx_train:
         why = "all it was trained for"
+    elif context >= most and asked.unheld is not None:
+        why = f"not {asked.unheld}: more would push out other models"
+        price = Price(Unit.CONTEXT, had=context, would_be=asked.unheld)
     elif context >= most:
         why = "the most that is given unasked"
     else:
