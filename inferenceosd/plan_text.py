@@ -7,7 +7,7 @@ from inferenceosd.tables import table
 from planners.plan import LaunchPlan
 from planners.reasons import ReasonKind
 from planners.sizes import format_size
-from proxy.admin_plan import PlaceReport, PlanReport, ShortfallReport
+from proxy.admin_plan import PlaceReport, PlanReport, PlansReport, ShortfallReport
 
 NOTHING = "-"
 UNKNOWN = "?"
@@ -33,6 +33,38 @@ def plan_text(report: PlanReport) -> str:
         _listed("not used", [f"{each.name}: {each.reason}" for each in report.unused]),
         _listed("one more GiB", report.one_more_gib),
     )
+
+
+def plans_text(report: PlansReport) -> str:
+    """Each model's places and speed, and what each concession cost; then the sum by device."""
+    return _sections(*(_beside(each) for each in report.plans), _sums(report))
+
+
+def _beside(report: PlanReport) -> str:
+    plan = report.plan
+    if plan is None:
+        return _shortfall(report.shortfall) if report.shortfall else "no answer"
+    priced = [reason.text for reason in plan.reasons if reason.price is not None]
+    parts = (_head(plan), _places(report.places), _speed(plan), *(f"- {text}" for text in priced))
+    return "\n".join(parts)
+
+
+def _sums(report: PlansReport) -> str:
+    rows = [
+        (
+            each.device,
+            each.name,
+            str(each.models),
+            format_size(each.total_bytes),
+            _size(each.free_bytes),
+            _size(each.left_bytes),
+        )
+        for each in report.sums
+    ]
+    if not rows:
+        return ""
+    numbers = ("MODELS", "TOTAL", "FREE", "LEFT")
+    return f"together:\n{table(('DEVICE', 'NAME', *numbers), rows, right=' '.join(numbers))}"
 
 
 def _sections(*parts: str) -> str:
@@ -65,13 +97,16 @@ def _places(places: tuple[PlaceReport, ...]) -> str:
 
 
 def _numbers(plan: LaunchPlan) -> str:
-    speed = next((r.text for r in plan.reasons if r.kind is ReasonKind.SPEED), UNPREDICTED)
     return (
-        f"{speed}\n"
+        f"{_speed(plan)}\n"
         f"batch {plan.n_batch}/{plan.n_ubatch}, {plan.n_threads} threads,"
         f" KV cache {plan.type_k}/{plan.type_v},"
         f" flash attention {'on' if plan.flash_attn else 'off'}"
     )
+
+
+def _speed(plan: LaunchPlan) -> str:
+    return next((r.text for r in plan.reasons if r.kind is ReasonKind.SPEED), UNPREDICTED)
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.kv_cache import LaunchShape
 from planners.model import ModelInfo
 from planners.plan import LaunchPlan
-from planners.speed import Learned, rates, speed
+from planners.speed import Learned, rates, speed, times_s
 
 NEWEST_SHARE = 0.3  # of the moving average: some five requests make a rate
 LEAST_DECODE = 16  # tokens; fewer tell more of the first one's latency
@@ -86,8 +86,7 @@ class _Lesson:
         known[self.owner] = replace(known[self.owner], flops=flops, bytes_per_s=inf)
         shape = self._shape()
         read = replace(shape, n_ubatch=min(shape.n_ubatch, max(self.prompt_tokens, 1)))
-        told = speed(self.model, read, rates=known, used_tokens=self.used_tokens)
-        return 1 / told.prompt_tokens_per_s
+        return times_s(self.model, read, rates=known, used_tokens=self.used_tokens)[0]
 
     def _token_s(self, bytes_per_s: float) -> float:
         known = dict(rates(self.hardware, n_threads=self.plan.n_threads))

@@ -1,6 +1,6 @@
 """A plan with what explains it: its machine, its engine, and what more memory would bring. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planners.backends import Engine
@@ -11,6 +11,7 @@ from planners.plan import LaunchPlan, Shortfall
 from planners.settings import PlacementRules
 from planners.sizes import GIB
 from planners.speed import NOTHING_LEARNED, NOTICED, Learned, format_rate
+from planners.together import plan_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,40 @@ class Surroundings:
 def outlook(served: ServedModel, hardware: HardwareProfile, around: Surroundings) -> Outlook:
     """The plan, its engine, and what one more GiB would bring. Raises PlanError as plan_launch."""
     answer = _planned(served, hardware, around)
-    engine_id = answer.engine_id if isinstance(answer, LaunchPlan) else None
-    return Outlook(
-        served=served,
-        answer=answer,
+    more = tuple(_one_more_gib(served, hardware, around, answer))
+    return _outlook(served, answer, hardware, around, one_more_gib=more)
+
+
+def outlooks(
+    models: Sequence[ServedModel], hardware: HardwareProfile, around: Surroundings
+) -> tuple[Outlook, ...]:
+    """Likewise for several models beside each other, less what one more GiB would bring."""
+    answers = plan_together(
+        models,
         hardware=hardware,
-        engine=next((e for e in around.engines if e.engine_id == engine_id), None),
-        one_more_gib=tuple(_one_more_gib(served, hardware, around, answer)),
+        engines=around.engines,
+        rules=around.rules,
+        promised=around.promised,
+        held=around.held,
+        learned=around.learned,
     )
+    return tuple(
+        _outlook(served, answers[served.model_id], hardware, around, one_more_gib=())
+        for served in models
+    )
+
+
+def _outlook(
+    served: ServedModel,
+    answer: LaunchPlan | Shortfall,
+    hardware: HardwareProfile,
+    around: Surroundings,
+    *,
+    one_more_gib: tuple[str, ...],
+) -> Outlook:
+    engine_id = answer.engine_id if isinstance(answer, LaunchPlan) else None
+    engine = next((e for e in around.engines if e.engine_id == engine_id), None)
+    return Outlook(served, answer, hardware, engine, one_more_gib)
 
 
 def _planned(

@@ -296,6 +296,16 @@ def speed(
     model: ModelInfo, shape: LaunchShape, *, rates: Rates, used_tokens: int = USED_TOKENS
 ) -> Speed:
     """Predicted tokens/s of `shape`, its slots all busy, `used_tokens` deep in their contexts."""
+    token_s, total_s = times_s(model, shape, rates=rates, used_tokens=used_tokens)
+    # Where the rates say that a decode outruns a prompt, the prompt's is the wrong one: it could be
+    # read as it is decoded, token by token.
+    return Speed(1 / min(token_s, total_s), shape.n_parallel / total_s)
+
+
+def times_s(
+    model: ModelInfo, shape: LaunchShape, *, rates: Rates, used_tokens: int = USED_TOKENS
+) -> tuple[float, float]:
+    """Seconds of a prompt's token, and of a decode step of all slots, by the rates alone."""
     asked = loads(model, shape, used_tokens=used_tokens)
     owners = _owners(model, shape)
     host, n_ubatch = rates[HOST], n_tokens(shape)
@@ -311,7 +321,7 @@ def speed(
         if device is not None and is_lean:
             total_s += experts_s(load, host, device, n_parallel=shape.n_parallel)
         token_s += layer_prompt_s(load, device, host, borrower, n_ubatch=n_ubatch, is_lean=is_lean)
-    return Speed(1 / token_s, shape.n_parallel / total_s)
+    return token_s, total_s
 
 
 def layer_prompt_s(

@@ -4,7 +4,7 @@ Level-triggered, one writer: an event says "look", never "do"; only Fleet.run ch
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from math import inf
@@ -17,7 +17,7 @@ from planners.hardware import HardwareProfile
 from planners.learning import Exchange, learned_from
 from planners.model import BrokenFile, ModelId, ServedModel
 from planners.other_machine import engines_there
-from planners.outlook import Outlook, Surroundings, outlook
+from planners.outlook import Outlook, Surroundings, outlook, outlooks
 from planners.plan import InstanceId, LaunchPlan
 from planners.reconcile import Action, Refuse, Restart, Start, Stop, reconcile, taken
 from planners.speed import NOTHING_LEARNED
@@ -201,6 +201,23 @@ class Fleet:
             here, self._desired.rules, ours.promised, ours.held, learned=self._learned
         )
         return outlook(served, profile, around)
+
+    async def outlooks(
+        self, models: Sequence[ServedModel], *, elsewhere: HardwareProfile | None = None
+    ) -> tuple[Outlook, ...]:
+        """How several models would be launched beside each other and what else runs now.
+
+        With `elsewhere`: with nothing else on that machine. Raises HostUnread.
+        """
+        here, rules = self._desired.engines or (), self._desired.rules
+        if elsewhere is not None:
+            around = Surroundings(engines_there(elsewhere, here=here), rules, {}, {})
+            return outlooks(models, elsewhere, around)
+        profile = await self.profile()
+        asked = {served.model_id for served in models}
+        ours = taken(profile, [seen for seen in self.running() if seen.model_id not in asked])
+        around = Surroundings(here, rules, ours.promised, ours.held, learned=self._learned)
+        return outlooks(models, profile, around)
 
     async def profile(self) -> HardwareProfile:
         """The machine on fresh numbers. Raises HostUnread."""

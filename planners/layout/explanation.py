@@ -17,7 +17,7 @@ from planners.layout.prompt_cache import PromptCache
 from planners.model import LayerKind, ModelInfo
 from planners.plan import DeviceBytes
 from planners.reasons import Price, Reason, ReasonKind, Unit, unused
-from planners.sizes import format_size
+from planners.sizes import MIB, format_size
 from planners.speed import NOTICED, Rates, Speed, format_rate
 from planners.speed import speed as predicted_speed
 
@@ -110,37 +110,45 @@ def _cache_type(info: ModelInfo, asked: Asked, shape: LaunchShape) -> Iterator[R
 
 def _context(info: ModelInfo, asked: Asked, shape: LaunchShape) -> Reason:
     context, slots = shape.n_ctx_seq, shape.n_parallel
-    kept = format_size(kv_cache_bytes(info, shape) + state_bytes(info, shape))
     many = f"{slots} slots of {context} tokens" if slots > 1 else f"one slot of {context} tokens"
-    most = asked.contexts[0]
+    most = asked.unheld or asked.contexts[0]
     price = None
     if asked.is_context_fixed:
         why = "as asked for"
     elif context >= info.n_ctx_train:
         why = "all it was trained for"
-    elif context >= most and asked.unheld is not None:
-        why = f"not {asked.unheld}: more would push out other models"
-        price = Price(Unit.CONTEXT, had=context, would_be=asked.unheld)
     elif context >= most:
         why = "the most that is given unasked"
     else:
-        why = _why_no_more_context(info, asked, shape)
+        why = _why_no_more_context(info, asked, shape, most=most)
         price = Price(Unit.CONTEXT, had=context, would_be=most)
-    text = f"{many}, {why}: {kept} of KV cache in {shape.type_k}/{shape.type_v}"
-    return Reason(ReasonKind.CONTEXT, text, price=price)
+    return Reason(ReasonKind.CONTEXT, f"{many}, {_kept(info, shape)}: {why}", price=price)
 
 
-def _why_no_more_context(info: ModelInfo, asked: Asked, shape: LaunchShape) -> str:
-    """What keeps an automatic context below the largest one."""
-    most, is_whole = asked.contexts[0], shape.n_gpu_layers > info.n_layer
+def _kept(info: ModelInfo, shape: LaunchShape) -> str:
+    """What the slots keep of their tokens."""
+    cache, state = kv_cache_bytes(info, shape), state_bytes(info, shape)
+    told = []
+    if cache:
+        told.append(f"{format_size(cache)} of KV cache in {shape.type_k}/{shape.type_v}")
+    if state:
+        told.append(f"{format_size(state)} of recurrent state")
+    return " and ".join(told) or "no KV cache"
+
+
+def _why_no_more_context(info: ModelInfo, asked: Asked, shape: LaunchShape, *, most: int) -> str:
+    """What keeps an automatic context below `most`."""
+    if asked.unheld is not None and shape.n_ctx_seq >= asked.contexts[0]:
+        return f"{most} would push out other models"
+    is_whole = shape.n_gpu_layers > info.n_layer
     if is_whole and not shape.n_cpu_moe:
-        return f"not {most}: more finds no room beside the layers"
+        return f"{most} would find no room beside the layers"
     rung = CONTEXT_WORTH_LAYERS if shape.split and not is_whole else CONTEXT_ON_HOST
     if shape.n_ctx_seq not in asked.contexts_up_to(rung)[:1]:
-        return f"not {most}: more finds no room"
+        return f"{most} would find no room"
     if not shape.split:
-        return f"not {most}: a processor reads so many too slowly; more is given where asked for"
-    return f"not {most}: more would push weights off the devices"
+        return f"a processor would read {most} too slowly; more is given where it is asked for"
+    return f"{most} would push weights off the devices"
 
 
 def _layers(
@@ -206,11 +214,12 @@ def _told(price: Price | None) -> str:
 
 
 def _host_memory(*, room: Budgets, predicted: tuple[DeviceBytes, ...]) -> Reason:
-    needs = next(part for part in predicted if part.device_id == HOST)
-    text = (
-        f"host memory: {format_size(needs.total_bytes)} of the "
-        f"{format_size(room.host_bytes)} it can give"
-    )
+    sharing = {budget.device_id: budget.label for budget in room.devices if budget.shares_host}
+    parts = [part for part in predicted if part.device_id in (HOST, *sharing)]
+    needs = format_size(sum(part.total_bytes for part in parts))
+    text = f"host memory: {needs} of the {format_size(room.host_bytes)} it can give"
+    if shared := [sharing[part.device_id] for part in parts if part.device_id in sharing]:
+        text += f", with what {' and '.join(shared)} takes of it"
     return Reason(ReasonKind.HOST_MEMORY, text, HOST)
 
 
@@ -219,7 +228,8 @@ def _batch(info: ModelInfo, shape: LaunchShape, *, rates: Rates, speed: Speed) -
     if shape.embedding:
         return Reason(ReasonKind.BATCH, f"{told}: an input must fit into one")
     step_s = shape.n_ubatch / speed.prompt_tokens_per_s
-    told += f": a caller who leaves in prefill frees the slot within {step_s:.2g} s"
+    within = f"{step_s:.2g} s" if step_s >= 1 else f"{max(1, round(step_s * 1e3))} ms"
+    told += f": a caller who leaves in prefill frees the slot within {within}"
     price = _wider_price(info, shape, rates=rates, speed=speed)
     if price is not None and price.would_be < price.had * NOTICED:
         return Reason(ReasonKind.BATCH, f"{told}; {DEVICE_UBATCHES[0]} would be no faster")
@@ -262,12 +272,11 @@ def _prompt_cache_text(cache: PromptCache, shape: LaunchShape) -> str:
     if shape.embedding:
         return "no prompt cache: embeddings have no use for it"
     if not cache.host_bytes:
-        return (
-            "no prompt cache, for want of host memory: prompts that lost their slot are read anew"
-        )
+        return "no prompt cache: saved prompts would take more than their share of host memory"
     kinds = []
     if cache.cache_ram_mib:
-        kinds.append(f"prompt cache of {cache.cache_ram_mib} MiB")
+        kinds.append(f"prompt cache of {format_size(cache.cache_ram_mib * MIB)}")
     if cache.ctx_checkpoints:
         kinds.append(f"{cache.ctx_checkpoints} checkpoints a slot")
-    return f"{' and '.join(kinds)}: {format_size(cache.host_bytes)} of host memory at most"
+    most = format_size(cache.host_bytes)
+    return f"{' and '.join(kinds)}: {most} of host memory at most, while a prompt is saved"

@@ -245,6 +245,20 @@ class OneModelService:
         self.asked.append(("plan", name, context, parallel, hardware))
         return OUTLOOK if self.fits else replace(OUTLOOK, answer=SHORTFALL)
 
+    async def plan_together(
+        self,
+        names: Sequence[str],
+        *,
+        context: int | None,
+        parallel: int | None,
+        hardware: HardwareProfile | None,
+    ) -> Sequence[Outlook]:
+        self.asked.append(("plans", tuple(names), context, parallel, hardware))
+        return [
+            await self.plan(name, context=context, parallel=parallel, hardware=hardware)
+            for name in names
+        ]
+
     async def profile(self) -> str:
         return self.machine
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import msgspec
 
-from inferenceosd.plan_text import plan_text
+from inferenceosd.plan_text import plan_text, plans_text
 from planners.hardware import DeviceId
 from planners.sizes import GIB
-from proxy.admin_plan import PlanReport, ShortfallReport, plan_report
+from proxy.admin_plan import PlanReport, ShortfallReport, plan_report, plans_report
 from tests.fakes.admin_service import ENGINE, GPU, HARDWARE, OUTLOOK, PLAN, SHORTFALL
 
 PLAN_TEXT = """\
@@ -100,3 +100,40 @@ def test_a_shortfall_says_what_is_missing_where_and_what_would_help() -> None:
     )
     bare = PlanReport(None, ShortfallReport("qwen", {}, "no llama-server runs here"))
     assert plan_text(bare) == "qwen does not fit: no llama-server runs here"
+
+
+TOGETHER_TEXT = """\
+qwen: vulkan, context 4096 × 2, 29 layers on devices
+DEVICE            NAME                     LAYERS    WEIGHTS         KV    COMPUTE      OTHER      TOTAL      FREE      LEFT
+pci:0000:01:00.0  NVIDIA GeForce RTX 4090      29    4.0 GiB  512.0 MiB  256.0 MiB  128.0 MiB    4.9 GiB  19.0 GiB  14.1 GiB
+host              AMD Ryzen 9 7950X             -  300.0 MiB        0 B   20.0 MiB        0 B  320.0 MiB  48.0 GiB  47.7 GiB
+predicted: 1200 tokens/s of prompt and 40 tokens/s of decode
+- 12 of 41 layers on the processor: no room is left on a device
+
+qwen does not fit: even 1 slot of 4096 tokens is too much (3.0 GiB on pci:0000:01:00.0 missing)
+
+together:
+DEVICE            NAME                     MODELS      TOTAL      FREE      LEFT
+pci:0000:01:00.0  NVIDIA GeForce RTX 4090       1    4.9 GiB  19.0 GiB  14.1 GiB
+host              AMD Ryzen 9 7950X             1  320.0 MiB  48.0 GiB  47.7 GiB"""  # noqa: E501  # as printed
+
+
+def test_several_plans_show_what_was_conceded_and_the_sum_by_device() -> None:
+    report = plans_report([OUTLOOK, replace(OUTLOOK, answer=SHORTFALL)])
+
+    assert plans_text(report) == TOGETHER_TEXT
+    assert not report.fits
+
+
+def test_what_several_plans_take_of_a_shared_pool_is_taken_from_the_host_once() -> None:
+    apu = replace(HARDWARE.devices[0], kind=type(HARDWARE.devices[0].kind).INTEGRATED)
+    shared = replace(OUTLOOK, hardware=replace(HARDWARE, devices=(apu,)))
+
+    gpu, host = plans_report([shared, shared]).sums
+
+    assert gpu.total_bytes == 2 * PLAN.bytes_on(GPU)
+    assert host.left_bytes == 48 * GIB - host.total_bytes - gpu.total_bytes
+
+
+def test_no_plans_are_no_text() -> None:
+    assert plans_text(plans_report([])) == ""

@@ -98,6 +98,14 @@ def test_a_prompt_goes_to_another_machine_no_faster_than_the_wire() -> None:
     assert told.prompt_tokens_per_s < 117e6 / (4 * LLAMA_8B.n_embd)
 
 
+def test_a_prompt_is_read_no_slower_than_it_could_be_decoded() -> None:
+    weak: Rates = {HOST: Rate(40e9, 10e9)}
+
+    told = speed(LLAMA_8B, shape(), rates=weak)
+
+    assert told.prompt_tokens_per_s == told.decode_tokens_per_s
+
+
 def test_time_adds_up_over_devices_that_work_in_turn() -> None:
     whole = of(shape((GPU, 33))).decode_tokens_per_s
     slow = of(shape((OTHER, 33))).decode_tokens_per_s
