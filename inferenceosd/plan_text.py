@@ -1,13 +1,14 @@
 """What `inferenceosctl plan` prints for people: how a model would be launched, and why. Pure."""
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 
 from inferenceosd.tables import table
 from planners.plan import LaunchPlan
 from planners.reasons import ReasonKind
 from planners.sizes import format_size
-from proxy.admin_plan import PlaceReport, PlanReport, PlansReport, ShortfallReport
+from proxy.admin_plan import PlaceReport, PlanReport, PlansReport, ShortfallReport, UnusedReport
 
 NOTHING = "-"
 UNKNOWN = "?"
@@ -30,7 +31,7 @@ def plan_text(report: PlanReport) -> str:
         _listed(
             "why", [reason.text for reason in plan.reasons if reason.kind not in _TOLD_ELSEWHERE]
         ),
-        _listed("not used", [f"{each.name}: {each.reason}" for each in report.unused]),
+        _listed("not used", _unused(report.unused)),
         _listed("one more GiB", report.one_more_gib),
     )
 
@@ -99,7 +100,8 @@ def _places(places: tuple[PlaceReport, ...]) -> str:
 def _numbers(plan: LaunchPlan) -> str:
     return (
         f"{_speed(plan)}\n"
-        f"batch {plan.n_batch}/{plan.n_ubatch}, {plan.n_threads} threads,"
+        f"batch {plan.n_batch}/{plan.n_ubatch},"
+        f" {plan.n_threads} thread{'' if plan.n_threads == 1 else 's'},"
         f" KV cache {plan.type_k}/{plan.type_v},"
         f" flash attention {'on' if plan.flash_attn else 'off'}"
     )
@@ -107,6 +109,15 @@ def _numbers(plan: LaunchPlan) -> str:
 
 def _speed(plan: LaunchPlan) -> str:
     return next((r.text for r in plan.reasons if r.kind is ReasonKind.SPEED), UNPREDICTED)
+
+
+def _unused(devices: tuple[UnusedReport, ...]) -> list[str]:
+    """A line a kind of device: eight equal cards have one reason."""
+    alike = Counter((each.name, each.reason) for each in devices)
+    return [
+        f"{name}: {reason}" if count == 1 else f"{count} × {name}: {reason}"
+        for (name, reason), count in alike.items()
+    ]
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """How many bytes a launch may take on each device and on the host."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile
@@ -79,8 +80,19 @@ def budgets(
     ranked = sorted(found, key=lambda pair: _speed_rank(pair[0]))
     return Budgets(
         host_bytes=host_bytes(hardware, promised=promised, held=held),
-        devices=tuple(budget for _, budget in ranked),
+        devices=_told_apart([budget for _, budget in ranked]),
         notes=tuple(notes),
+    )
+
+
+def _told_apart(found: Sequence[Budget]) -> tuple[Budget, ...]:
+    """The budgets, with the engine's name of each in the label where cards are called alike."""
+    alike = Counter(budget.label for budget in found)
+    return tuple(
+        replace(budget, label=f"{budget.label} {budget.engine_name}")
+        if alike[budget.label] > 1
+        else budget
+        for budget in found
     )
 
 

@@ -54,13 +54,17 @@ def explained(
 def _speed(shape: LaunchShape, *, room: Budgets, rates: Rates, speed: Speed) -> Reason:
     labels = {HOST: "the processor", **{b.device_id: b.label for b in room.devices}}
     used = [device_id for device_id, _ in shape.split] or [HOST]
-    by = ", ".join(f"{rates[d].bytes_per_s / 1e9:.3g} GB/s on {labels[d]}" for d in used)
+    by = ", ".join(f"{_gb_per_s(rates, d)} on {labels[d]}" for d in used)
     many = "" if shape.n_parallel == 1 else f" over {shape.n_parallel} busy slots"
     text = (
         f"predicted: {_rate(speed.prompt_tokens_per_s)} of prompt and"
         f" {_rate(speed.decode_tokens_per_s)} of decode{many}, by {by}"
     )
     return Reason(ReasonKind.SPEED, text)
+
+
+def _gb_per_s(rates: Rates, device_id: DeviceId) -> str:
+    return f"{format_rate(rates[device_id].bytes_per_s / 1e9)} GB/s"
 
 
 def _rate(tokens_per_s: float) -> str:
@@ -86,8 +90,7 @@ def _why_spared(
         return f"no layer fits into the {spare} it can give, beside buffers"
     if has_used and shape.n_gpu_layers > info.n_layer:
         return "the model fits without it, and a hop costs time"
-    rate = rates[budget.device_id].bytes_per_s / 1e9
-    return f"at {rate:.3g} GB/s it would make the launch slower"
+    return f"at {_gb_per_s(rates, budget.device_id)} it would make the launch slower"
 
 
 def _holds_a_layer(info: ModelInfo, shape: LaunchShape, budget: Budget) -> bool:
@@ -113,10 +116,10 @@ def _context(info: ModelInfo, asked: Asked, shape: LaunchShape) -> Reason:
     many = f"{slots} slots of {context} tokens" if slots > 1 else f"one slot of {context} tokens"
     most = asked.unheld or asked.contexts[0]
     price = None
-    if asked.is_context_fixed:
-        why = "as asked for"
-    elif context >= info.n_ctx_train:
+    if context >= info.n_ctx_train:
         why = "all it was trained for"
+    elif asked.is_context_fixed:
+        why = "as asked for"
     elif context >= most:
         why = "the most that is given unasked"
     else:

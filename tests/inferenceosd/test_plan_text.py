@@ -137,3 +137,13 @@ def test_what_several_plans_take_of_a_shared_pool_is_taken_from_the_host_once() 
 
 def test_no_plans_are_no_text() -> None:
     assert plans_text(plans_report([])) == ""
+
+
+def test_equal_cards_that_are_left_alone_share_a_line() -> None:
+    idle = HARDWARE.devices[1]
+    cards = [replace(idle, device_id=DeviceId(f"pci:{i}"), name="NVIDIA H100") for i in range(6)]
+    hardware = replace(HARDWARE, devices=(HARDWARE.devices[0], *cards))
+
+    text = plan_text(plan_report(replace(OUTLOOK, hardware=hardware)))
+
+    assert "not used:\n- 6 × NVIDIA H100: the model fits without it" in text

@@ -114,3 +114,15 @@ def test_an_empty_machine_has_all_its_memory_but_what_its_group_denies() -> None
 
     assert empty.host.available_bytes == 8 * GIB
     assert empty.devices[0].free_bytes == 24 * GIB
+
+
+def test_cards_of_one_name_are_told_apart_by_what_the_engine_calls_them() -> None:
+    twins = [replace(nvidia(i, 24), name="NVIDIA H100") for i in range(2)]
+
+    found = room(*twins, CARD)
+
+    assert [budget.label for budget in found.devices if "H100" in budget.label] == [
+        "NVIDIA H100 Vulkan0",
+        "NVIDIA H100 Vulkan1",
+    ]
+    assert CARD.name in [budget.label for budget in found.devices]
