@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from planners.gguf import GgufError, GgufKind
-from planners.model import BrokenFile, ModelId, ModelInfo, ModelSettings, ServedModel
+from planners.model import BrokenFile, BrokenKind, ModelId, ModelInfo, ModelSettings, ServedModel
 from planners.settings import ModelRule
 from supervisor.gguf_files import (
     CannotLook,
@@ -148,7 +148,8 @@ class _Library:
             is_cut = exc.kind is GgufKind.TRUNCATED
             may_grow = is_cut and _age_s(file) < SETTLED_S
             hint = "; it was written just now and may still grow" if may_grow else ""
-            broken = BrokenFile(file.path, f"{exc}{hint}", is_incomplete=is_cut)
+            kind = BrokenKind.INCOMPLETE if is_cut else BrokenKind.FILE
+            broken = BrokenFile(file.path, f"{exc}{hint}", kind=kind)
             return _Read(file.key, broken, is_final=not may_grow)
         except OSError as exc:
             raise_if_passing(exc, path=file.path)

@@ -8,7 +8,7 @@ import pytest
 from inferenceosd.doctor import Check, Disk, Facts, Verdict, checks, has_failed
 from inferenceosd.doctor_text import doctor_text
 from planners.hardware import Device, DeviceId, DeviceKind, HardwareProfile, Note, NoteKind, Storage
-from planners.model import BrokenFile
+from planners.model import BrokenFile, BrokenKind
 from planners.profile_json import decode_profile
 from planners.sizes import GIB, MIB
 from proxy.admin_values import EngineReport
@@ -194,11 +194,27 @@ SILENT = replace(
                 status=replace(
                     STATUS,
                     engines=(VULKAN,),
-                    broken=(BrokenFile("/m/a.gguf", "part 2 of 3 is missing", is_incomplete=True),),
+                    broken=(
+                        BrokenFile(
+                            "/m/a.gguf", "part 2 of 3 is missing", kind=BrokenKind.INCOMPLETE
+                        ),
+                    ),
                 ),
             ),
             Verdict.FAIL, "models", "part 2 of 3 is missing", "download it again",
             id="a missing part",
+        ),
+        pytest.param(
+            replace(
+                WELL,
+                status=replace(
+                    STATUS,
+                    engines=(VULKAN,),
+                    broken=(BrokenFile("/m", "cannot be searched", kind=BrokenKind.FOLDER),),
+                ),
+            ),
+            Verdict.FAIL, "models", "cannot be searched", "name another in models.dirs",
+            id="a folder of models that is not there",
         ),
         pytest.param(
             replace(WELL, disks=(Disk("state", "/var/lib/x", 20 * MIB),)), Verdict.FAIL, "disk",
