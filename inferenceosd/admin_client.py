@@ -2,7 +2,7 @@
 
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NoReturn, TypeVar
 
@@ -50,7 +50,7 @@ class Door:
         path: str,
         kind: type[T],
         *,
-        body: Mapping[str, str | int | None] | None = None,
+        body: Mapping[str, str | int | Sequence[str] | None] | None = None,
         within_s: float = ANSWER_S,
     ) -> Answer[T]:
         """What it says once it did what `path` means."""

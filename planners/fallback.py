@@ -11,6 +11,7 @@ from planners.ggml.layers import is_expert
 from planners.hardware import HOST, DeviceId, DeviceKind, HardwareProfile
 from planners.kv_cache import F32_BYTES, LaunchShape
 from planners.model import LayerInfo, ModelInfo, WeightInfo
+from planners.reasons import Reason, ReasonKind
 from planners.rpc import ID_PREFIX
 from planners.sizes import format_size
 
@@ -67,8 +68,10 @@ def moved_bytes(layer: LayerInfo, i: int, shape: LaunchShape, left: frozenset[st
     return sum(weight.n_bytes for weight in layer.weights if weight.name in left)
 
 
-def fallbacks(model: ModelInfo, shape: LaunchShape, owners: Sequence[DeviceId]) -> tuple[str, ...]:
-    """Each kind of weight that a device's limits keep on the host, as a sentence."""
+def fallbacks(
+    model: ModelInfo, shape: LaunchShape, owners: Sequence[DeviceId]
+) -> tuple[Reason, ...]:
+    """Each kind of weight that a device's limits keep on the host."""
     asked = LaunchShape(
         shape.n_ctx, shape.n_parallel, shape.n_batch, shape.n_ubatch,
         n_cpu_moe=shape.n_cpu_moe, on_host=shape.on_host,
@@ -82,11 +85,16 @@ def fallbacks(model: ModelInfo, shape: LaunchShape, owners: Sequence[DeviceId]) 
         for weight in weights:
             if weight.name in left and weight.name not in chosen:
                 told.setdefault(weight.name, []).append(weight.n_bytes)
-    return tuple(
-        f"{name} of {len(sizes)} layers stays in host memory ({format_size(sum(sizes))}): "
-        f"{'no device scans Mamba-1 states' if name == 'ssm_a' else 'it exceeds a binding'}"
-        for name, sizes in told.items()
-    )
+    return tuple(_kept(name, sizes) for name, sizes in told.items())
+
+
+def _kept(name: str, sizes: Sequence[int]) -> Reason:
+    many = f"{name} of {len(sizes)} layers" if len(sizes) > 1 else name
+    why = "too large for the device to bind"
+    if name == "ssm_a":
+        why = "no device scans Mamba-1 states"
+    text = f"{many} stays in host memory ({format_size(sum(sizes))}): {why}"
+    return Reason(ReasonKind.KEPT_ON_HOST, text)
 
 
 def _left(

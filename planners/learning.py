@@ -11,7 +11,7 @@ from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.kv_cache import LaunchShape
 from planners.model import ModelInfo
 from planners.plan import LaunchPlan
-from planners.speed import Learned, rates, speed
+from planners.speed import Learned, rates, speed, times_s
 
 NEWEST_SHARE = 0.3  # of the moving average: some five requests make a rate
 LEAST_DECODE = 16  # tokens; fewer tell more of the first one's latency
@@ -42,7 +42,7 @@ def learned_from(
     if owner is None:
         return before
     used = exchange.prompt_tokens + exchange.decode_tokens // 2
-    lesson = _Lesson(owner, hardware, model, plan, used_tokens=max(used, 1))
+    lesson = _Lesson(owner, hardware, model, plan, exchange.prompt_tokens, max(used, 1))
     bytes_per_s, flops = before.bytes_per_s, before.flops
     if exchange.decode_tokens >= LEAST_DECODE and exchange.decode_s > 0:
         seen = lesson.bytes_per_s(exchange.decode_s / exchange.decode_tokens)
@@ -61,6 +61,7 @@ class _Lesson:
     hardware: HardwareProfile
     model: ModelInfo
     plan: LaunchPlan
+    prompt_tokens: int
     used_tokens: int
 
     def bytes_per_s(self, token_s: float) -> float | None:
@@ -73,10 +74,19 @@ class _Lesson:
 
     def flops(self, token_s: float) -> float | None:
         """The rate of arithmetic at which a prompt's token takes so long."""
-        known = rates(self.hardware, n_threads=self.plan.n_threads)
-        usual = known[self.owner].flops
-        told = speed(self.model, self._shape(), rates=known, used_tokens=self.used_tokens)
-        return _credible(usual / (told.prompt_tokens_per_s * token_s), usual)
+        usual = rates(self.hardware, n_threads=self.plan.n_threads)[self.owner].flops
+        fixed_s = self._prompt_s(inf)
+        if token_s <= fixed_s:
+            return None
+        return _credible(usual * (self._prompt_s(usual) - fixed_s) / (token_s - fixed_s), usual)
+
+    def _prompt_s(self, flops: float) -> float:
+        """Seconds of a prompt's token by that rate, its reads hidden behind it."""
+        known = dict(rates(self.hardware, n_threads=self.plan.n_threads))
+        known[self.owner] = replace(known[self.owner], flops=flops, bytes_per_s=inf)
+        shape = self._shape()
+        read = replace(shape, n_ubatch=min(shape.n_ubatch, max(self.prompt_tokens, 1)))
+        return times_s(self.model, read, rates=known, used_tokens=self.used_tokens)[0]
 
     def _token_s(self, bytes_per_s: float) -> float:
         known = dict(rates(self.hardware, n_threads=self.plan.n_threads))

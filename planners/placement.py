@@ -38,6 +38,7 @@ from planners.layout.threads import n_threads
 from planners.memory import layer_devices
 from planners.model import LayerKind, ModelInfo, ServedModel
 from planners.plan import LaunchPlan, Shortfall
+from planners.reasons import Reason
 from planners.rpc import servers_of
 from planners.settings import PlacementRules
 from planners.sizes import format_size
@@ -92,9 +93,13 @@ def attempt_launch(
     learned: Learned = NOTHING_LEARNED,
     measures: Measures | None = None,
     dry_runs: DryRuns = NO_DRY_RUNS,
+    most_context: int | None = None,
 ) -> "LaunchPlan | Shortfall | Unplaced":
-    """As `plan_launch`, but what is missing for a model without a place is left to be asked for."""
-    ask = asked(served, rules=rules)
+    """As `plan_launch`, but what is missing for a model without a place is left to be asked for.
+
+    `most_context`: no automatic context above it, for the sake of other models.
+    """
+    ask = asked(served, rules=rules).held_to(most_context)
     threads = n_threads(hardware, served.info, n_parallel=ask.n_parallel)
     search = _Search(
         served,
@@ -289,7 +294,7 @@ class _Search:
             doubt=placed.doubt,
         )
 
-    def _fallbacks(self, placed: Placed) -> tuple[str, ...]:
+    def _fallbacks(self, placed: Placed) -> tuple[Reason, ...]:
         exact = self.prediction.exact(placed.engine, placed.shape)
         return fallbacks(self.info, exact, layer_devices(self.info, exact))
 

@@ -18,6 +18,7 @@ from planners.model import ModelId, ServedModel
 from planners.placement import plan_launch
 from planners.plan import InstanceId, LaunchPlan, Shortfall
 from planners.settings import PlacementRules
+from planners.together import plan_together
 from planners.view import InstanceState, Observed, View
 
 _RELEASING = (InstanceState.DRAINING, InstanceState.STOPPING)
@@ -106,13 +107,7 @@ def reconcile(view: View, *, now_s: float) -> tuple[Action, ...]:
 
 def awaits_launch(view: View, *, now_s: float) -> bool:
     """Whether a launch, or its refusal, has to be thought about; quickly told."""
-    if view.engines is None:
-        return False
-    present = {seen.model_id: seen for seen in view.instances}
-    return any(
-        (seen := present.get(served.model_id)) is None or _is_due(seen, now_s=now_s)
-        for served in wanted(view)
-    )
+    return view.engines is not None and bool(_due(view, now_s=now_s))
 
 
 def _stops(view: View, *, now_s: float) -> Iterator[Stop]:
@@ -168,13 +163,15 @@ def _launches(view: View, *, now_s: float) -> Iterator[Action]:
     leaving = any(seen.state in _RELEASING for seen in view.instances)
     alive = sum(not seen.state.is_down for seen in view.instances)
     ours = taken(view.hardware, view.instances)
+    joint = _joint(view, ours=ours, alive=alive, leaving=leaving, now_s=now_s)
     for served in wanted(view):
         seen = present.get(served.model_id)
         if seen is not None and not _is_due(seen, now_s=now_s):
             if seen.state is InstanceState.FAILED and seen.waiting:
                 yield _refusal(seen)
             continue
-        match _launch(view, served, seen, ours=ours, alive=alive, leaving=leaving):
+        plan = joint.get(served.model_id)
+        match _launch(view, served, seen, plan, ours=ours, alive=alive, leaving=leaving):
             case (Start(plan) | Restart(_, plan)) as action:
                 yield action
                 alive += 1
@@ -184,6 +181,44 @@ def _launches(view: View, *, now_s: float) -> Iterator[Action]:
             case tuple() as evictions:
                 yield from evictions
                 leaving = leaving or bool(evictions)
+
+
+def _joint(
+    view: View, *, ours: Taken, alive: int, leaving: bool, now_s: float
+) -> Mapping[ModelId, LaunchPlan]:
+    """Plans beside each other for models that are to be launched at once, so that none takes all.
+
+    {} where each is planned by itself, the longest wait first: there is one, they do not all fit,
+    or room is still to be made.
+    """
+    due = _due(view, now_s=now_s)
+    most = view.settings.max_loaded
+    if leaving or len(due) < 2 or not view.engines or evictable(view):
+        return {}
+    if most is not None and alive + len(due) > most:
+        return {}
+    answers = plan_together(
+        due,
+        hardware=view.hardware,
+        engines=view.engines,
+        rules=view.rules,
+        promised=ours.promised,
+        held=ours.held,
+        learned=view.learned,
+        dry_runs=view.dry_runs,
+    )
+    plans = {name: plan for name, plan in answers.items() if isinstance(plan, LaunchPlan)}
+    return plans if len(plans) == len(due) else {}
+
+
+def _due(view: View, *, now_s: float) -> list[ServedModel]:
+    """Wanted models whose launch has to be thought about now."""
+    present = {seen.model_id: seen for seen in view.instances}
+    return [
+        served
+        for served in wanted(view)
+        if (seen := present.get(served.model_id)) is None or _is_due(seen, now_s=now_s)
+    ]
 
 
 def wanted(view: View) -> list[ServedModel]:
@@ -216,6 +251,7 @@ def _launch(
     view: View,
     served: ServedModel,
     seen: Observed | None,
+    joint: LaunchPlan | None,
     *,
     ours: Taken,
     alive: int,
@@ -225,7 +261,7 @@ def _launch(
         return Refuse(served.model_id, NO_ENGINE, retry_after_s=None)
     if view.settings.max_loaded is not None and alive >= view.settings.max_loaded:
         return () if leaving else _make_room_by_count(view, served)
-    plan = _planned(view, served, ours=ours, could_free=_could_free(view))
+    plan = joint or _planned(view, served, ours=ours, could_free=_could_free(view))
     if isinstance(plan, Shortfall):
         if leaving:
             return ()

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from planners.backends import Engine, RejectedEngine
 from planners.capabilities import capabilities
-from planners.hardware import HOST, Device, HardwareProfile
+from planners.hardware import HOST, Device, HardwareProfile, Note
 from planners.model import BrokenFile, ModelId, ServedModel
 from planners.plan import DeviceBytes
+from planners.reasons import Reason
 from planners.view import Observed
 
 DEFAULT_LINES = 100
@@ -74,7 +75,7 @@ class InstanceReport:
     retry_in_s: float | None
     plan: str
     """Digest of its launch plan."""
-    reasons: tuple[str, ...]
+    reasons: tuple[Reason, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class StatusReport:
     devices: tuple[DeviceReport, ...]
     engines: tuple[EngineReport, ...]
     broken: tuple[BrokenFile, ...]
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
     state: str = "ok"
     """"degraded" while a wanted device is missing."""
     degraded: tuple[str, ...] = ()

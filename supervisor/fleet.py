@@ -4,7 +4,7 @@ Level-triggered, one writer: an event says "look", never "do"; only Fleet.run ch
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -203,6 +203,26 @@ class Fleet:
         ).beside(others, profile)
         return await self._planner.outlook(served, profile, around)
 
+    async def outlooks(
+        self, models: Sequence[ServedModel], *, elsewhere: HardwareProfile | None = None
+    ) -> tuple[Outlook, ...]:
+        """How several models would be launched beside each other and what else runs now.
+
+        With `elsewhere`: with nothing else on that machine. Raises HostUnread, PlanTookTooLong,
+        Stopping.
+        """
+        here, rules = self._desired.engines or (), self._desired.rules
+        if elsewhere is not None:
+            around = Surroundings(engines_there(elsewhere, here=here), rules, {}, {})
+            return await self._planner.outlooks(models, elsewhere, around)
+        profile = await self.profile()
+        asked = {served.model_id for served in models}
+        others = [seen for seen in self.running() if seen.model_id not in asked]
+        around = Surroundings(
+            here, rules, {}, {}, learned=self._learned, dry_runs=self._preflights.dry_runs
+        ).beside(others, profile)
+        return await self._planner.outlooks(models, profile, around)
+
     async def profile(self) -> HardwareProfile:
         """The machine on fresh numbers. Raises HostUnread."""
         profile = await self._read_profile(max_age_s=FRESH_S)
@@ -356,7 +376,7 @@ class Fleet:
             "instance.planned",
             model_id=plan.model_id,
             instance_id=instance_id,
-            reason="; ".join((reason, *plan.reasons)),
+            reason="; ".join((reason, *map(str, plan.reasons))),
             backend=plan.backend,
             n_gpu_layers=plan.n_gpu_layers,
             n_ctx=plan.n_ctx,

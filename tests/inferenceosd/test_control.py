@@ -17,6 +17,8 @@ from supervisor.desired import Desired, Ground
 from supervisor.fleet import Fleet
 from supervisor.journal import Journal, open_journal
 from supervisor.probe import HardwareProbe
+from supervisor.tinymodel import tiny_model
+from tests.fakes.machines import machine
 
 
 @dataclass
@@ -120,3 +122,22 @@ async def test_status_names_the_state_folder_in_force(house: House, control: Con
 async def test_a_model_nobody_offers_is_unknown(control: Control) -> None:
     with pytest.raises(UnknownModel):
         await control.load("nope")
+
+
+async def test_a_model_that_is_named_twice_is_planned_once_and_as_was_asked(
+    house: House, control: Control
+) -> None:
+    models = house.folder / "models"
+    models.mkdir()
+    for name in ("one", "other"):
+        (models / f"{name}.gguf").write_bytes(tiny_model())
+    house.write(f'[models]\ndirs = ["{models}"]')
+    await control.reload()
+
+    found = await control.plan_together(
+        ["one", "other", "one"], context=512, parallel=3, hardware=machine(host_gib=8)
+    )
+
+    assert [each.served.model_id for each in found] == ["one", "other"]
+    assert {each.served.settings.context for each in found} == {512}
+    assert {each.served.settings.parallel for each in found} == {3}

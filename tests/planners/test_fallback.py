@@ -70,8 +70,8 @@ def test_a_plan_names_each_fallback_and_nothing_that_was_asked_for() -> None:
     told = fallbacks(MODEL, shape, layer_devices(MODEL, shape))
 
     assert len(told) == 2
-    assert told[0].startswith("ssm_a of 2 layers stays in host memory (80 B)")
-    assert told[1].startswith("output.weight")
+    assert told[0].text.startswith("ssm_a of 2 layers stays in host memory (80 B)")
+    assert told[1].text.startswith("output.weight")
 
 
 def test_only_a_software_device_is_known_to_bind_little() -> None:

@@ -15,12 +15,13 @@ import psutil
 import pytest
 
 from planners.model import ModelId
-from planners.plan import LaunchPlan
+from planners.plan import LaunchPlan, Shortfall
 from planners.settings import ModelRule
 from planners.view import InstanceState
 from supervisor.devices.sighting import Reading
 from supervisor.lease import LineFull, ModelUnavailable, Stopping, Usage, WaitTimedOut
 from supervisor.tinymodel import tiny_model
+from tests.fakes import machines
 from tests.fakes.fleet_world import TINY, MakeWorld
 from tests.fakes.machines import PLAIN
 from tests.fakes.processes import is_gone
@@ -535,3 +536,22 @@ async def test_what_a_request_took_is_what_the_next_plan_predicts(fleet_world: M
         assert isinstance(plan, LaunchPlan)
         assert plan.predicted_prompt_tokens_per_s is not None
         assert 0.3 * usual_rate < plan.predicted_prompt_tokens_per_s < 0.7 * usual_rate
+
+
+async def test_models_are_planned_beside_each_other_and_beside_what_runs(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world() as world:
+        tiny = world.fleet.resolve("tiny")
+        assert tiny is not None
+        others = [replace(tiny, model_id=ModelId(name)) for name in ("one", "other")]
+        roomy = await world.fleet.profile()
+        fixed = [replace(o, settings=replace(o.settings, context=2048)) for o in others]
+
+        beside = await world.fleet.outlooks(fixed)
+        elsewhere = await world.fleet.outlooks(fixed, elsewhere=machines.machine(host_gib=0.01))
+
+    assert [each.served.model_id for each in beside] == ["one", "other"]
+    assert all(isinstance(each.answer, LaunchPlan) for each in beside)
+    assert all(isinstance(each.answer, Shortfall) for each in elsewhere)
+    assert beside[0].hardware.host.total_bytes == roomy.host.total_bytes
