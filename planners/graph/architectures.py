@@ -23,14 +23,14 @@ from planners.graph.tensors import (
 )
 from planners.model import LayerKind, ModelInfo
 
-_DELTA_NETS = ("qwen3next", "qwen35", "qwen35moe")
-_LATE_OUTPUTS = (*_DELTA_NETS, "gpt-oss", "nemotron_h")
+DELTA_NETS = ("qwen3next", "qwen35", "qwen35moe")
+_LATE_OUTPUTS = (*DELTA_NETS, "gpt-oss", "nemotron_h")
 _GEMMAS = ("gemma2", "gemma3")
 _NO_ROPE = ("jamba", "nemotron_h")
 _BERTS = ("bert", "nomic-bert")
 KNOWN = frozenset({
     "llama", "qwen2", "qwen3", "qwen3moe", "gpt-oss", "deepseek2", "mamba", "mamba2", "jamba",
-    "granitehybrid", "nemotron_h", "lfm2", *_DELTA_NETS, *_GEMMAS, *_BERTS,
+    "granitehybrid", "nemotron_h", "lfm2", *DELTA_NETS, *_GEMMAS, *_BERTS,
 })  # fmt: skip
 """Architectures whose graphs are drawn; others are estimated by planners.compute."""
 
@@ -86,9 +86,10 @@ def _draw_output(build: Builder, x: Node, out_ids: Node | None, *, output: int) 
     )
     if norm is not None:
         x = like("mul", x, norm)
+    x.is_output = True  # before rows are picked: the seed of a nextn head
     if out_ids is not None and not early:
         x = get_rows(x, out_ids)
-    x.is_output = True
+        x.is_output = True
     table = _end(model, "output.weight", output) or _end(model, "token_embd.weight", output)
     if not (build.shape.embedding and model.architecture == "lfm2"):
         x = mul_mat(needed(table, "output"), x)
@@ -109,7 +110,7 @@ def _layer(
 ) -> Node:
     arch, skip = build.model.architecture, x
     x = build.norm(at, "attn_norm", x)
-    if arch in _DELTA_NETS:
+    if arch in DELTA_NETS:
         build.expand(x)
     if at.layer.kind is LayerKind.RECURRENT:
         if ids is None:
@@ -174,7 +175,7 @@ def _attention(build: Builder, at: Placed, x: Node, positions: Node) -> Node:
     arch, layer = build.model.architecture, at.layer
     if layer.weight("attn_kv_a_mqa.weight") is not None:
         return _latent_attention(build, at, x, positions)
-    if arch in _DELTA_NETS:
+    if arch in DELTA_NETS:
         return _gated_attention(build, at, x, positions)
     head = layer.k_width // layer.n_head_kv
     v_head = layer.v_width // layer.n_head_kv

@@ -136,17 +136,19 @@ class Builder:
         kv = (v, k) if LayerKind.SWA not in self.caches else (k, v)
         self.expand(q, *(x for x in kv if x is not None))
         cells = kv_cells(self.model, layer, self.shape)
-        self.expand(self._store(self._cache_of(at, "k", cells), k, cache.k_ids))
+        # One node each for what is written and then read: what views it must not pass the write.
+        k_cache, v_cache = self._cache_of(at, "k", cells), self._cache_of(at, "v", cells)
+        self.expand(self._store(k_cache, k, cache.k_ids))
         if v is not None and layer.v_width:
             ids = needed(cache.v_ids, "V's indices")
-            self.expand(self._store_v(self._cache_of(at, "v", cells), v, ids))
-        keys = self._read(self._cache_of(at, "k", cells), layer.k_width, layer, cells)
+            self.expand(self._store_v(v_cache, v, ids))
+        keys = self._read(k_cache, layer.k_width, layer, cells)
         if not layer.v_width:
             values = view(keys, self._latent(at), *keys.ne[1:], nb=keys.nb)
-        elif self.shape.flash_attn:
-            values = self._read(self._cache_of(at, "v", cells), layer.v_width, layer, cells)
+        elif self.shape.has_plain_v:
+            values = self._read(v_cache, layer.v_width, layer, cells)
         else:
-            values = self._read_transposed(self._cache_of(at, "v", cells), layer, cells)
+            values = self._read_transposed(v_cache, layer, cells)
         x = self._mha(q, keys, values, cache.mask, v_b=v_b, sinks=sinks)
         if cache.v_rotation is not None:
             x = self._rotate(x, cache.v_rotation)
@@ -212,7 +214,7 @@ class Builder:
     def _cache_of(self, at: Placed, part: str, cells: int) -> Node:
         layer = at.layer
         width = layer.k_width if part == "k" else layer.v_width
-        if part == "v" and not self.shape.flash_attn:
+        if part == "v" and not self.shape.has_plain_v:
             width = max(other.v_width for other in self.model.layers)
         kind = CACHE_TYPES[self.shape.type_k if part == "k" else self.shape.type_v]
         size = kind.block_bytes / kind.block
@@ -231,7 +233,7 @@ class Builder:
         return reshape(cache, cache.ne[0], cache.ne[1] * cache.ne[2])
 
     def _store_v(self, cache: Node, x: Node, ids: Node) -> Node:
-        if self.shape.flash_attn:
+        if self.shape.has_plain_v:
             return self._store(cache, x, ids)
         width = x.ne[0] * x.ne[1]
         is_plain = x.nb[2] == width * x.size
@@ -353,7 +355,7 @@ class Builder:
         layer = next(x for x in self.model.layers if x.kind is kind)
         has_v = layer.v_width > 0
         widest = max(x.v_width for x in self.model.layers)
-        v_ids = self.n if self.shape.flash_attn else self.n * widest
+        v_ids = self.n if self.shape.has_plain_v else self.n * widest
         cells, n_stream = kv_cells(self.model, layer, self.shape), self.shape.n_stream
         heads = max(layer.n_head_kv, 1)
         size = F16 if self.shape.flash_attn else F32
