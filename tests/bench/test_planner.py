@@ -38,7 +38,7 @@ def test_launches_of_random_shapes_are_predicted_to_the_percent() -> None:
     found = [error for row in rows for error in errors(row)]
 
     shares = sorted(abs(error.share) for error in found)
-    assert len(rows) == 200
+    assert len(rows) == 220
     assert percentile(shares, 0.5) < 0.001
     assert percentile(shares, 0.95) < 0.005
     assert shares[-1] < 0.03

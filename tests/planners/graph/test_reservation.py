@@ -280,3 +280,17 @@ def test_nothing_is_borrowed_where_devices_are_told_not_to_help() -> None:
     assert reserved(info, helped)[GPU] > 1 << 20
     assert reserved(info, alone)[GPU] == 0
     assert reserved(info, alone)[HOST] == reserved(info, replace(alone, split=()))[HOST]
+
+
+@pytest.mark.parametrize("groups", [3, 8, 1 << 20, float("nan"), float("inf"), "many"])
+def test_groups_of_experts_that_cannot_be_are_estimated_or_ignored(
+    groups: int | float | str,
+) -> None:
+    info = info_of(MODELS["latent"])
+    told = (("deepseek2.expert_group_count", groups), ("deepseek2.expert_group_used_count", 1))
+    odd = replace(info, digest=f"{groups}", metadata=(*info.metadata, *told))
+    shape = replace(SHAPE, split=((GPU, info.n_layer + 1),))
+
+    found = compute_bytes(odd, shape, layer_devices(odd, shape))
+
+    assert found is None or found == reserved(info, shape)
