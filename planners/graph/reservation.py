@@ -177,6 +177,8 @@ def _fuses(sketch: _Sketch) -> bool:
 
     The engine tries a small batch (llama-context.cpp, resolve_fused_ops).
     """
+    if not sketch.host_works and _all_fuse(sketch):
+        return True
     n = _TRIED_TOKENS * sketch.shape.n_parallel
     build = _drawing(sketch, n=n, n_outputs=n, is_fused=True)
     split(build.graph, _backends(sketch))
@@ -195,6 +197,14 @@ def _firsts(known: _Known) -> tuple[int, ...]:
         if id(layer) not in number:
             number[id(layer)] = first.setdefault(layer, i)
     return tuple(number[id(layer)] for layer in known.model.layers)
+
+
+def _all_fuse(sketch: _Sketch) -> bool:
+    """Whether every device has the operation for the model's states."""
+    ssm = sketch.known.model.recurrent
+    if sketch.shape.backend != VULKAN or not any(sketch.is_local):
+        return True
+    return ssm is not None and ssm.n_head > 0 and ssm.d_inner // ssm.n_head in _DELTA_WIDTHS
 
 
 def _sizes(build: Builder, sketch: _Sketch) -> tuple[int, ...]:
