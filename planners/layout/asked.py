@@ -7,7 +7,7 @@ from planners.errors import PlanError
 from planners.ggml.types import CACHE_TYPES
 from planners.hardware import HOST
 from planners.kv_cache import padded, padded_context
-from planners.model import ModelInfo, ServedModel
+from planners.model import LayerInfo, ModelInfo, ServedModel
 from planners.reasons import Price, Reason, ReasonKind, Unit
 from planners.settings import PlacementRules
 from planners.speed import Rates
@@ -128,12 +128,20 @@ def _possible_types(
             allowed = ", ".join(sorted(CACHE_TYPES))
             raise PlanError(f"KV cache type {name!r} is unknown; it can be one of {allowed}")
     k, v = (CACHE_TYPES[name] for name in wanted)
-    if any(layer.k_width % k.block or layer.v_width % v.block for layer in info.layers):
-        why = f"KV cache f16, not {k.name}/{v.name}: the model's rows are no multiple"
+    if any(_head(x, x.k_width) % k.block or _head(x, x.v_width) % v.block for x in info.layers):
+        why = f"KV cache f16, not {k.name}/{v.name}: the model's heads are no multiple"
         return ("f16", "f16"), (why,)
+    if k is not v and any(layer.k_width and not layer.v_width for layer in info.layers):
+        why = f"KV cache {k.name}, not {k.name}/{v.name}: the model keeps one row for both"
+        return (k.name, k.name), (why,)
     if v.block > 1 and not flash_attn:
         return (k.name, "f16"), (f"V cache f16, not {v.name}: that needs flash attention",)
     return (k.name, v.name), ()
+
+
+def _head(layer: LayerInfo, width: int) -> int:
+    """Elements of one head in the cache (llama-context.cpp asks that blocks divide them)."""
+    return width // max(layer.n_head_kv, 1)
 
 
 def _active_params(info: ModelInfo) -> float:

@@ -76,8 +76,20 @@ def test_an_unknown_cache_type_is_refused_with_those_there_are() -> None:
         asked(served(), rules=replace(RULES, type_k="q9"))
 
 
-def test_rows_that_no_block_divides_are_kept_in_f16() -> None:
-    layer = replace(LLAMA_8B.layers[0], k_width=40, v_width=40)
+def test_a_latent_cache_has_one_type() -> None:
+    layer = replace(LLAMA_8B.layers[0], n_head_kv=1, k_width=576, v_width=0)
+    info = replace(LLAMA_8B, layers=(layer,))
+
+    wish = asked(served(info), rules=replace(RULES, type_k="q8_0", type_v="f16"))
+
+    assert wish.types == (("q8_0", "q8_0"),)
+    assert "one row for both" in wish.notes[0].text
+
+
+@pytest.mark.parametrize("n_head_kv", [1, 2])
+def test_heads_that_no_block_divides_are_kept_in_f16(n_head_kv: int) -> None:
+    width = 80 * n_head_kv  # two heads of 80 make rows of 160, which blocks of 32 divide
+    layer = replace(LLAMA_8B.layers[0], n_head_kv=n_head_kv, k_width=width, v_width=width)
     info = replace(LLAMA_8B, layers=(layer,))
 
     wish = asked(served(info), rules=replace(RULES, type_k="q8_0", type_v="q8_0"))
