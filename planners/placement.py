@@ -380,7 +380,7 @@ class _Search:
                         continue
                     if (full := lay_out(Splitter.full, shape)) is not None:
                         rival = None if splitter.is_host_slower else splitter.partial(shape)
-                        yield _faster(full, rival).shape
+                        yield from _faster_first(full, rival)
         has_experts = any(layer.expert_bytes for layer in self.info.layers)
         types = self.asked.types[-1]  # conceded before an expert leaves its device
         for context in self.asked.contexts_up_to(CONTEXT_ON_HOST):
@@ -388,7 +388,7 @@ class _Search:
                 if not has_room(shape):
                     continue
                 if (sparse := lay_out(Splitter.sparse, shape)) is not None:
-                    yield _faster(sparse, splitter.partial(shape)).shape
+                    yield from _faster_first(sparse, splitter.partial(shape))
         for context in self.asked.contexts_up_to(CONTEXT_WORTH_LAYERS):
             for shape in self._lean_shapes(context, types, devices=room.devices):
                 if not has_room(shape):
@@ -401,7 +401,7 @@ class _Search:
                     if has_experts
                     else None
                 )
-                yield _faster(found, lean).shape
+                yield from _faster_first(found, lean)
 
     def _on_host(self, engines: tuple[Engine, ...]) -> Iterator[Placed]:
         """Ways without a device, best first, by a CPU build where there is one."""
@@ -457,9 +457,10 @@ class _Search:
         return replace(placed, predicted=self.prediction.of(engine, room, shape, is_drawn=True))
 
 
-def _faster(one: Layout, other: Layout | None) -> Layout:
-    """The faster layout; `one` of equals."""
-    return one if other is None or one.cost_ps <= other.cost_ps else other
+def _faster_first(one: Layout, other: Layout | None) -> Iterable[LaunchShape]:
+    """The faster layout, `one` of equals, then the other: its buffers may find room yet."""
+    layouts = [one] if other is None else sorted((one, other), key=lambda each: each.cost_ps)
+    return dict.fromkeys(layout.shape for layout in layouts)
 
 
 def _ids(devices: tuple[Budget, ...]) -> Iterator[DeviceId]:

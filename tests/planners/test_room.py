@@ -190,6 +190,29 @@ def test_more_memory_never_turns_a_plan_into_a_shortfall(
     assert isinstance(answer(roomier, model, rules=rules), LaunchPlan)
 
 
+@pytest.mark.parametrize(
+    ("name", "card_bytes", "limit_bytes", "more_bytes"),
+    [
+        # One layer more on the host leaves its buffers no room: it has to be seen beforehand.
+        ("state-2", 114_327_720, 133_701_674, 526_137),
+        # Part of it on a device as slow as the host seems faster until its graph is drawn.
+        ("delta", 196_864_495, 111_968_256, 13_743_376),
+    ],
+)
+def test_what_the_host_has_more_never_costs_the_device_its_layers(
+    name: str, card_bytes: int, limit_bytes: int, more_bytes: int
+) -> None:
+    info = info_of(next(model for model in tiny_models() if model.name == name))
+    slow = machine(card(0, card_bytes / MIB, bandwidth=30e9), host_gib=64)
+    rules = replace(RULES, allows_cpu_fallback=False)
+    many = served(info, context=256, parallel=64)
+
+    for limit in (limit_bytes, limit_bytes + more_bytes):
+        plan = answer(limited(slow, limit), many, rules=rules)
+        assert isinstance(plan, LaunchPlan)
+        assert plan.n_gpu_layers == info.n_layer + 1
+
+
 def in_doubt(
     limit_bytes: int, dry_runs: DryRuns, model: ServedModel | None = None
 ) -> LaunchPlan | Shortfall:
