@@ -2,7 +2,7 @@
 
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NoReturn, TypeVar
 
@@ -51,7 +51,7 @@ class Door:
         path: str,
         kind: type[T],
         *,
-        body: Mapping[str, str | int | bool | None] | None = None,
+        body: Mapping[str, str | int | bool | Sequence[str] | None] | None = None,
         within_s: float = ANSWER_S,
     ) -> Answer[T]:
         """What it says once it did what `path` means."""

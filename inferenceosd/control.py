@@ -133,14 +133,23 @@ class Control:
         hardware: HardwareProfile | None,
     ) -> Outlook:
         """How it would be launched now, or on another machine."""
-        served = self._served(name)
-        settings = replace(
-            served.settings,
-            context=context or served.settings.context,
-            parallel=parallel or served.settings.parallel,
-        )
-        asked = replace(served, settings=settings)
+        asked = _asking(self._served(name), context=context, parallel=parallel)
         return await self._parts.fleet.outlook(asked, elsewhere=hardware)
+
+    async def plan_together(
+        self,
+        names: Sequence[str],
+        *,
+        context: int | None,
+        parallel: int | None,
+        hardware: HardwareProfile | None,
+    ) -> tuple[Outlook, ...]:
+        """How they would be launched beside each other, each once however often it is named."""
+        asked = {
+            served.model_id: _asking(served, context=context, parallel=parallel)
+            for served in map(self._served, names)
+        }
+        return await self._parts.fleet.outlooks(tuple(asked.values()), elsewhere=hardware)
 
     async def profile(self) -> str:
         """The machine as JSON."""
@@ -342,6 +351,16 @@ async def _unread(follower: Follower[T]) -> AsyncIterator[tuple[int, T | None]]:
 
 def _since(since_s: float | None) -> float:
     return 0.0 if since_s is None else time.time() - since_s
+
+
+def _asking(served: ServedModel, *, context: int | None, parallel: int | None) -> ServedModel:
+    """The model with what its client asks for in place of its settings."""
+    settings = replace(
+        served.settings,
+        context=context or served.settings.context,
+        parallel=parallel or served.settings.parallel,
+    )
+    return replace(served, settings=settings)
 
 
 def _event_report(event: Event) -> EventReport:

@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TextIO, TypeVar
 
 import click
@@ -20,13 +22,13 @@ from inferenceosd.config_error import ConfigError
 from inferenceosd.doctor import checks, has_failed
 from inferenceosd.doctor_text import doctor_text
 from inferenceosd.following import show_stream
-from inferenceosd.plan_text import plan_text
+from inferenceosd.plan_text import plan_text, plans_text
 from inferenceosd.platform_folders import runtime_folder, state_folder, this_platform
 from inferenceosd.profile_text import profile_text
 from planners.durations import BadDuration, parse_duration
 from planners.errors import PlanError
 from planners.profile_json import MAX_CHARS, decode_profile
-from proxy.admin_plan import PlanReport
+from proxy.admin_plan import PlanReport, PlansReport
 from proxy.admin_values import (
     DEFAULT_EVENTS,
     DEFAULT_LINES,
@@ -57,6 +59,7 @@ Examples:
   inferenceosctl status                   what runs, where, how fast, until when
   inferenceosctl plan qwen3 --context 32768
   inferenceosctl plan ./qwen3.gguf --hardware server.json
+  inferenceosctl plan qwen3 gemma3        both at once, beside each other
   inferenceosctl events --model qwen3 --since 1h
   inferenceosctl status --json | jq .devices
 
@@ -170,7 +173,7 @@ def models(door: Door, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("model", type=Name())
+@click.argument("models", metavar="MODEL...", type=Name(), nargs=-1, required=True)
 @click.option("--context", type=click.IntRange(1, MAX_NUMBER), help="Tokens one request may use.")
 @click.option("--parallel", type=click.IntRange(1, MAX_NUMBER), help="Requests served at once.")
 @click.option(
@@ -182,7 +185,7 @@ def models(door: Door, as_json: bool) -> None:
 @click.pass_obj
 def plan(
     door: Door,
-    model: str,
+    models: tuple[str, ...],
     context: int | None,
     parallel: int | None,
     hardware: TextIO | None,
@@ -190,24 +193,23 @@ def plan(
 ) -> None:
     """Show how MODEL would be launched now, and why; loads nothing.
 
+    Of several, how they would be launched beside each other: memory, speed and what each concession
+    cost by model, then the sum by device.
+
     Memory by device with what is free and what is left, the layers' places, predicted speed, the
     flags, each concession, each device left alone and why, and what one more GiB would bring.
 
-    MODEL is a name, or the path of a GGUF file; a file is planned here, without the daemon.
+    MODEL is a name, or the path of a GGUF file; files are planned here, without the daemon.
 
-    Exit status 1 where it does not fit.
+    Exit status 1 where one does not fit.
     """
     machine = None if hardware is None else _machine(hardware)
-    if offline.is_path(model):
-        told = _here(
-            lambda: offline.plan_file(model, context=context, parallel=parallel, hardware=machine)
-        )
-        answer = Answer(msgspec.json.encode(told), told)
-    else:
-        asked = {"model": model, "context": context, "parallel": parallel, "hardware": machine}
-        answer = door.post("/plan", PlanReport, body=asked, within_s=WORK_S)
-    answer.show(plan_text, as_json=as_json)
-    if answer.value.plan is None:
+    by_path = {offline.is_path(model) for model in models}
+    if len(by_path) > 1:
+        fail("name models or files, not both: files are planned here, models by the daemon")
+    asked = _PlanAsked(models, context, parallel, machine)
+    ask = asked.of_files if by_path == {True} else partial(asked.of_daemon, door)
+    if not ask(as_json=as_json):
         sys.exit(EXIT_FAILED)
 
 
@@ -258,6 +260,44 @@ def doctor(door: Door, as_json: bool) -> None:
         click.echo(doctor_text(found))
     if has_failed(found):
         sys.exit(EXIT_FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class _PlanAsked:
+    """What `plan` was asked for; each method shows the answer, and returns whether all fit."""
+
+    models: tuple[str, ...]
+    context: int | None
+    parallel: int | None
+    machine: str | None
+
+    def of_daemon(self, door: Door, *, as_json: bool) -> bool:
+        asked = {"context": self.context, "parallel": self.parallel, "hardware": self.machine}
+        if len(self.models) == 1:
+            body = {"model": self.models[0], **asked}
+            return _show_plan(door.post("/plan", PlanReport, body=body, within_s=WORK_S), as_json)
+        bodies = {"models": self.models, **asked}
+        return _show_plans(door.post("/plans", PlansReport, body=bodies, within_s=WORK_S), as_json)
+
+    def of_files(self, *, as_json: bool) -> bool:
+        if len(self.models) == 1:
+            told = _here(partial(self._planned, offline.plan_file, self.models[0]))
+            return _show_plan(Answer(msgspec.json.encode(told), told), as_json)
+        all_told = _here(partial(self._planned, offline.plan_files, self.models))
+        return _show_plans(Answer(msgspec.json.encode(all_told), all_told), as_json)
+
+    def _planned(self, plan: Callable[..., T], asked: str | tuple[str, ...]) -> T:
+        return plan(asked, context=self.context, parallel=self.parallel, hardware=self.machine)
+
+
+def _show_plan(answer: Answer[PlanReport], as_json: bool) -> bool:
+    answer.show(plan_text, as_json=as_json)
+    return answer.value.plan is not None
+
+
+def _show_plans(answer: Answer[PlansReport], as_json: bool) -> bool:
+    answer.show(plans_text, as_json=as_json)
+    return answer.value.fits
 
 
 def _machine(file: TextIO) -> str:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from planners.durations import format_duration
-from planners.hardware import Device, DeviceKind, HardwareProfile
+from planners.hardware import Device, DeviceKind, HardwareProfile, NoteKind
+from planners.model import BrokenKind
 from planners.sizes import GIB, MIB, format_size
 from proxy.admin_values import StatusReport
 from supervisor.drivers import Card, Drivers
@@ -20,6 +21,11 @@ SLOW_BYTES_PER_S = 200e6  # below it an 8B model loads for half a minute
 HIGH_PRESSURE = 10.0  # percent of the last 10 s in which some task waited for memory
 LITTLE_SHARE = 0.5  # a control group's limit below this share of the memory is worth a word
 _OPEN_DRIVERS = {"NVIDIA": "nvidia", "AMD": "amdgpu", "Intel": "i915"}
+_BROKEN_REMEDIES = {
+    BrokenKind.FILE: "replace or remove the file",
+    BrokenKind.INCOMPLETE: "download it again",
+    BrokenKind.FOLDER: "let the daemon read it, or name another in models.dirs",
+}
 _RIGHT_DRIVERS = {"NVIDIA": ("nvidia",), "AMD": ("amdgpu",), "Intel": ("i915", "xe")}
 
 
@@ -170,8 +176,9 @@ def _drivers(facts: Facts) -> Iterator[Check]:
         yield _driver(card)
     notes = () if facts.hardware is None else facts.hardware.notes
     for note in notes:
-        if note.startswith(("NVML", "nvml", "amdgpu", "pyamdgpuinfo", "sysctl")):
-            yield _fail("driver", note, "install the driver anew and restart the machine")
+        if note.kind is NoteKind.DRIVER:
+            remedy = "install the driver anew and restart the machine"
+            yield _fail("driver", note.text, remedy)
 
 
 def _driver(card: Card) -> Check:
@@ -237,7 +244,7 @@ def _unseen(device: Device, facts: Facts) -> Check:
         said = f"{device.name} is there, but no engine sees it"
         return _warn("devices", said, _unseen_remedy(facts))
     notes = () if facts.hardware is None else facts.hardware.notes
-    why = (note for note in notes if note.startswith(f"{device.name}: "))
+    why = (note.text for note in notes if note.device_id == device.device_id)
     remedy = "start ggml-rpc-server there, of this engine's version, or change rpc.servers"
     return _warn("devices", next(why, f"{device.name}: it does not answer"), remedy)
 
@@ -271,8 +278,7 @@ def _models(facts: Facts) -> Iterator[Check]:
         return
     broken = facts.status.broken
     for file in broken:
-        remedy = "download it again" if "missing" in file.reason else "replace or remove the file"
-        yield _fail("models", f"{file.path}: {file.reason}", remedy)
+        yield _fail("models", f"{file.path}: {file.reason}", _BROKEN_REMEDIES[file.kind])
     if not broken:
         yield _pass("models", "no model file is broken or lacks a part")
 

@@ -5,6 +5,7 @@ Uses the same settings, engines and planners as the daemon would here.
 
 import asyncio
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from planners.gguf import GgufError
 from planners.hardware import HardwareProfile
 from planners.model import BrokenFile, ModelId, ServedModel
 from planners.other_machine import engines_there
-from planners.outlook import Surroundings, outlook
+from planners.outlook import Surroundings, outlook, outlooks
 from planners.profile_json import decode_profile
-from proxy.admin_plan import PlanReport, plan_report
+from proxy.admin_plan import PlanReport, PlansReport, plan_report, plans_report
 from supervisor.backends import find_engines
 from supervisor.gguf_files import file_at, read_model
 from supervisor.probe import HardwareProbe
@@ -42,13 +43,34 @@ def plan_file(
     """
     config = read_config(Options())
     served = _served(path, config, context=context, parallel=parallel)
+    machine, around = _surroundings(config, hardware)
+    return plan_report(outlook(served, machine, around))
+
+
+def plan_files(
+    paths: Sequence[str], *, context: int | None, parallel: int | None, hardware: str | None
+) -> PlansReport:
+    """Likewise for several files beside each other."""
+    config = read_config(Options())
+    models: dict[ModelId, ServedModel] = {}
+    for path in dict.fromkeys(map(os.path.abspath, paths)):
+        served = _served(path, config, context=context, parallel=parallel)
+        if (twin := models.get(served.model_id)) is not None:
+            raise CannotPlan(f"{path} and {twin.path} are both named {served.model_id}")
+        models[served.model_id] = served
+    machine, around = _surroundings(config, hardware)
+    return plans_report(outlooks(tuple(models.values()), machine, around))
+
+
+def _surroundings(config: Config, hardware: str | None) -> tuple[HardwareProfile, Surroundings]:
+    """This machine or a recorded one, with its engines and nothing running."""
     engines = asyncio.run(_engines(config))
     if hardware is not None:
         machine = decode_profile(hardware).hardware
         engines = engines_there(machine, here=engines)
     else:
         machine = asyncio.run(_profile(config, engines))
-    return plan_report(outlook(served, machine, Surroundings(engines, config.placement, {}, {})))
+    return machine, Surroundings(engines, config.placement, {}, {})
 
 
 def profile_here() -> str:

@@ -1,16 +1,19 @@
 """What `inferenceosctl plan` prints for people: how a model would be launched, and why. Pure."""
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 
 from inferenceosd.tables import table
 from planners.plan import LaunchPlan
+from planners.reasons import ReasonKind
 from planners.sizes import format_size
-from planners.speed import format_rate
-from proxy.admin_plan import PlaceReport, PlanReport, ShortfallReport
+from proxy.admin_plan import PlaceReport, PlanReport, PlansReport, ShortfallReport, UnusedReport
 
 NOTHING = "-"
 UNKNOWN = "?"
+UNPREDICTED = "nobody predicted how fast it will be"
+_TOLD_ELSEWHERE = (ReasonKind.DEVICE_UNUSED, ReasonKind.SPEED)  # below, and above
 
 
 def plan_text(report: PlanReport) -> str:
@@ -25,10 +28,44 @@ def plan_text(report: PlanReport) -> str:
         report.layers,
         _numbers(plan),
         f"flags: {shlex.join(report.argv)}" if report.argv else "",
-        _listed("why", [reason for reason in plan.reasons if not _is_told(reason, report)]),
-        _listed("not used", [f"{each.name}: {each.reason}" for each in report.unused]),
+        _listed(
+            "why", [reason.text for reason in plan.reasons if reason.kind not in _TOLD_ELSEWHERE]
+        ),
+        _listed("not used", _unused(report.unused)),
         _listed("one more GiB", report.one_more_gib),
     )
+
+
+def plans_text(report: PlansReport) -> str:
+    """Each model's places and speed, and what each concession cost; then the sum by device."""
+    return _sections(*(_beside(each) for each in report.plans), _sums(report))
+
+
+def _beside(report: PlanReport) -> str:
+    plan = report.plan
+    if plan is None:
+        return _shortfall(report.shortfall) if report.shortfall else "no answer"
+    priced = [reason.text for reason in plan.reasons if reason.price is not None]
+    parts = (_head(plan), _places(report.places), _speed(plan), *(f"- {text}" for text in priced))
+    return "\n".join(parts)
+
+
+def _sums(report: PlansReport) -> str:
+    rows = [
+        (
+            each.device,
+            each.name,
+            str(each.models),
+            format_size(each.total_bytes),
+            _size(each.free_bytes),
+            _size(each.left_bytes),
+        )
+        for each in report.sums
+    ]
+    if not rows:
+        return ""
+    numbers = ("MODELS", "TOTAL", "FREE", "LEFT")
+    return f"together:\n{table(('DEVICE', 'NAME', *numbers), rows, right=' '.join(numbers))}"
 
 
 def _sections(*parts: str) -> str:
@@ -61,19 +98,26 @@ def _places(places: tuple[PlaceReport, ...]) -> str:
 
 
 def _numbers(plan: LaunchPlan) -> str:
-    prompt = _rate(plan.predicted_prompt_tokens_per_s)
-    decode = _rate(plan.predicted_decode_tokens_per_s)
     return (
-        f"predicted: {prompt} tokens/s of prompt, {decode} tokens/s of decode\n"
-        f"batch {plan.n_batch}/{plan.n_ubatch}, {plan.n_threads} threads,"
+        f"{_speed(plan)}\n"
+        f"batch {plan.n_batch}/{plan.n_ubatch},"
+        f" {plan.n_threads} thread{'' if plan.n_threads == 1 else 's'},"
         f" KV cache {plan.type_k}/{plan.type_v},"
         f" flash attention {'on' if plan.flash_attn else 'off'}"
     )
 
 
-def _is_told(reason: str, report: PlanReport) -> bool:
-    """True for a reason that stands under "not used" too."""
-    return any(reason == f"{each.name} is not used: {each.reason}" for each in report.unused)
+def _speed(plan: LaunchPlan) -> str:
+    return next((r.text for r in plan.reasons if r.kind is ReasonKind.SPEED), UNPREDICTED)
+
+
+def _unused(devices: tuple[UnusedReport, ...]) -> list[str]:
+    """A line a kind of device: eight equal cards have one reason."""
+    alike = Counter((each.name, each.reason) for each in devices)
+    return [
+        f"{name}: {reason}" if count == 1 else f"{count} × {name}: {reason}"
+        for (name, reason), count in alike.items()
+    ]
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:
@@ -88,7 +132,3 @@ def _shortfall(shortfall: ShortfallReport) -> str:
 
 def _size(size_bytes: int | None) -> str:
     return UNKNOWN if size_bytes is None else format_size(size_bytes)
-
-
-def _rate(tokens_per_s: float | None) -> str:
-    return UNKNOWN if tokens_per_s is None else format_rate(tokens_per_s)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from planners.ggml.layers import is_expert
 from planners.hardware import HOST, DeviceId, DeviceKind, HardwareProfile
 from planners.kv_cache import F32_BYTES, LaunchShape
-from planners.model import LayerInfo, ModelInfo, WeightInfo
+from planners.model import LayerInfo, ModelInfo, RecurrentShape, WeightInfo
+from planners.reasons import Reason, ReasonKind
 from planners.rpc import ID_PREFIX
 from planners.sizes import format_size
 
@@ -48,7 +49,10 @@ def host_weights(
         key = (id(layer), owners[i], i < shape.n_cpu_moe, i if shape.on_host else None)
         if (left := known.get(key)) is None:
             limit = limits.get(owners[i])
-            left = _left(f"blk.{i}.", i, layer.weights, shape, owner=owners[i], limit=limit)
+            left = _left(
+                f"blk.{i}.", i, layer.weights, shape,
+                owner=owners[i], limit=limit, recurrent=model.recurrent,
+            )  # fmt: skip
             known[key] = left
         found.append(left)
     outputs = [w for w in model.ends if w.name.startswith("output")]
@@ -67,8 +71,10 @@ def moved_bytes(layer: LayerInfo, i: int, shape: LaunchShape, left: frozenset[st
     return sum(weight.n_bytes for weight in layer.weights if weight.name in left)
 
 
-def fallbacks(model: ModelInfo, shape: LaunchShape, owners: Sequence[DeviceId]) -> tuple[str, ...]:
-    """Each kind of weight that a device's limits keep on the host, as a sentence."""
+def fallbacks(
+    model: ModelInfo, shape: LaunchShape, owners: Sequence[DeviceId]
+) -> tuple[Reason, ...]:
+    """Each kind of weight that a device's limits keep on the host."""
     asked = LaunchShape(
         shape.n_ctx, shape.n_parallel, shape.n_batch, shape.n_ubatch,
         n_cpu_moe=shape.n_cpu_moe, on_host=shape.on_host,
@@ -82,11 +88,16 @@ def fallbacks(model: ModelInfo, shape: LaunchShape, owners: Sequence[DeviceId]) 
         for weight in weights:
             if weight.name in left and weight.name not in chosen:
                 told.setdefault(weight.name, []).append(weight.n_bytes)
-    return tuple(
-        f"{name} of {len(sizes)} layers stays in host memory ({format_size(sum(sizes))}): "
-        f"{'no device scans Mamba-1 states' if name == 'ssm_a' else 'it exceeds a binding'}"
-        for name, sizes in told.items()
-    )
+    return tuple(_kept(name, sizes) for name, sizes in told.items())
+
+
+def _kept(name: str, sizes: Sequence[int]) -> Reason:
+    many = f"{name} of {len(sizes)} layers" if len(sizes) > 1 else name
+    why = "too large for the device to bind"
+    if name == "ssm_a":
+        why = "no device scans such states"
+    text = f"{many} stays in host memory ({format_size(sum(sizes))}): {why}"
+    return Reason(ReasonKind.KEPT_ON_HOST, text)
 
 
 def _left(
@@ -97,10 +108,11 @@ def _left(
     *,
     owner: DeviceId,
     limit: int | None,
+    recurrent: RecurrentShape | None = None,
 ) -> frozenset[str]:
     is_local = owner != HOST and not is_remote(owner)
     moves_experts = bool(prefix) and i < shape.n_cpu_moe
-    found = [w.name for w in weights if is_mamba_1_decay(w)] if is_local else []
+    found = [w.name for w in weights if _is_unscannable(w, recurrent)] if is_local else []
     if moves_experts:
         found += [weight.name for weight in weights if is_expert(weight.name)]
     for pattern in shape.on_host:
@@ -120,6 +132,16 @@ def _bound_bytes(weight: WeightInfo) -> int:
     return max(weight.n_bytes, weight.shape[1] * _TRIED_ROWS * F32_BYTES)
 
 
-def is_mamba_1_decay(weight: WeightInfo) -> bool:
-    """True for A of Mamba-1, a matrix: devices scan the states of Mamba-2 only."""
-    return weight.name == "ssm_a" and len(weight.shape) > 1 and weight.shape[0] > 1
+def _is_unscannable(weight: WeightInfo, recurrent: RecurrentShape | None) -> bool:
+    """True for A, a matrix, of states that no device scans: the loader tries it with the scan."""
+    if weight.name != "ssm_a" or len(weight.shape) < 2:
+        return False
+    if weight.shape[0] > 1 or recurrent is None or not recurrent.n_head:
+        return True
+    head = recurrent.d_inner // recurrent.n_head
+    return not can_scan(is_mamba_2=True, d_state=recurrent.d_state, head=head)
+
+
+def can_scan(*, is_mamba_2: bool, d_state: int, head: int) -> bool:
+    """Whether devices scan such states (ggml-vulkan.cpp and ggml-cuda.cu, SSM_SCAN)."""
+    return is_mamba_2 and d_state in (128, 256) and head % 16 == 0

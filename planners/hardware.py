@@ -132,14 +132,37 @@ class Absence:
     """One sentence: since when, and what the sources say."""
 
 
+class NoteKind(Enum):
+    """What a note is about."""
+
+    DRIVER = "driver"  # a vendor's driver or library says nothing, or nonsense
+    ENGINE = "engine"  # an engine does not list its devices
+    SERVER = "server"  # a ggml-rpc-server cannot be used
+    DEVICE = "device"  # a device that was read well has a catch
+    RULE = "rule"  # a rule of the configuration names no device
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What could not be read and why, or what else an operator should know; for people."""
+
+    kind: NoteKind
+    text: str
+    device_id: DeviceId | None = None
+    """The device it is about, where it is about one."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
 @dataclass(frozen=True, slots=True)
 class HardwareProfile:
     """The machine at one moment."""
 
     host: Host
     devices: tuple[Device, ...]
-    notes: tuple[str, ...] = ()
-    """What could not be read and why, for people: "NVML: driver/library version mismatch"."""
+    notes: tuple[Note, ...] = ()
+    """Such as "NVML: driver/library version mismatch"."""
     storage: tuple[Storage, ...] = ()
     absent: tuple[Absence, ...] = ()
     """Wanted devices that are missing; any makes the machine DEGRADED."""

@@ -26,12 +26,16 @@ class LaunchShape:
     type_k: str = "f16"
     type_v: str = "f16"
     flash_attn: bool = True
+    gave_up_flash_attn: bool = False
+    """`-fa auto` that the engine resolved to off: its cache was laid out before, as for on."""
     embedding: bool = False
     kv_unified: bool = False
     swa_full: bool = False
     n_cpu_moe: int = 0
     kv_on_host: bool = False
     """`--no-kv-offload`: every layer's cache lies in host memory."""
+    op_offload: bool = True
+    """Whether devices take over large products with weights in host memory."""
     on_host: tuple[str, ...] = ()
     """`-ot PATTERN=CPU`: regular expressions of tensors that stay in host memory."""
     binding_limits: tuple[tuple[DeviceId, int], ...] = ()
@@ -45,6 +49,11 @@ class LaunchShape:
     def n_gpu_layers(self) -> int:
         """Layers off the host, the output layer included."""
         return sum(layers for _, layers in self.split)
+
+    @property
+    def has_plain_v(self) -> bool:
+        """Whether V lies row by row in the cache, not transposed."""
+        return self.flash_attn or self.gave_up_flash_attn
 
     @property
     def n_stream(self) -> int:
@@ -71,7 +80,7 @@ def layer_kv_bytes(model: ModelInfo, layer: LayerInfo, shape: LaunchShape) -> in
     """Bytes of one layer's KV cache over all slots (llama-kv-cache.cpp, b11434)."""
     cells = kv_cells(model, layer, shape) * shape.n_stream
     v_width = layer.v_width
-    if v_width and not shape.flash_attn:
+    if v_width and not shape.has_plain_v:
         # A transposed V is as wide in every layer as in the widest.
         v_width = max(other.v_width for other in model.layers)
     k, v = cache_type(shape.type_k), cache_type(shape.type_v)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from planners.exits import OUT_OF_MEMORY, Cause, ExitKind
 from planners.hardware import HOST, DeviceId
 from planners.plan import DeviceBytes, LaunchPlan
+from planners.reasons import Reason, ReasonKind
 from planners.sizes import MIB, format_size
 
 MOST_TRIES = 8
@@ -44,12 +45,13 @@ class Rung:
         """As it is kept in the journal; `rung_of` reads it."""
         return " ".join(f"{d}={n}" for d, n in sorted(self.hidden_bytes.items()))
 
-    def reasons(self) -> tuple[str, ...]:
+    def reasons(self) -> tuple[Reason, ...]:
         """What it is, for people; none where it hides nothing."""
         where = ", ".join(f"{format_size(n)} on {d}" for d, n in sorted(self.hidden_bytes.items()))
         if not where:
             return ()
-        return (f"{where} cannot be had, though free: a launch died of memory there",)
+        text = f"{where} cannot be had, though free: a launch died of memory there"
+        return (Reason(ReasonKind.OUT_OF_MEMORY, text),)
 
 
 def rung_of(text: str | None) -> Rung | None:

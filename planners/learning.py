@@ -17,8 +17,9 @@ from planners.ladder import Rung, RungKey, rung_of
 from planners.lessons import LaunchKey, LaunchSample, Lesson, RateSample, key_of
 from planners.model import ModelInfo
 from planners.plan import DeviceBytes, LaunchPlan
+from planners.reasons import Reason, ReasonKind
 from planners.sizes import GIB, format_size
-from planners.speed import NOTICED, Learned, format_rate, rates, speed
+from planners.speed import NOTICED, Learned, format_rate, rates, speed, times_s
 
 LEAST_SAMPLES = 3  # of which a median is believed
 MOST_OFF = 8.0  # times the default: beyond it something else was going on, such as a paused machine
@@ -70,7 +71,9 @@ def rate_sample(
     owner = _owner(model, plan)
     if owner is not None:
         used = exchange.prompt_tokens + exchange.decode_tokens // 2
-        explanation = _Explanation(owner, hardware, model, plan, used_tokens=max(used, 1))
+        explanation = _Explanation(
+            owner, hardware, model, plan, exchange.prompt_tokens, used_tokens=max(used, 1)
+        )
         bytes_per_s = None if decode is None else explanation.bytes_per_s(1 / decode)
         flops = None if prompt is None else explanation.flops(1 / prompt)
         decode = None if bytes_per_s is None else decode
@@ -143,18 +146,22 @@ def taught(plan: LaunchPlan, before: tuple[DeviceBytes, ...], learned: Learned) 
         decode = lesson.decode_tokens_per_s  # of one request alone, as the prediction is
     if lesson.prompt_tokens_per_s is not None:
         prompt = lesson.prompt_tokens_per_s
-    reasons = (*_byte_reasons(plan, before, lesson), *_speed_reasons(plan, decode, prompt, lesson))
+    texts = (
+        *_byte_reasons(plan, before, lesson),
+        *_speed_reasons(plan, decode, prompt, lesson),
+        *_rate_reasons(plan, learned),
+    )
     return replace(
         plan,
         predicted_decode_tokens_per_s=decode,
         predicted_prompt_tokens_per_s=prompt,
-        reasons=(*plan.reasons, *reasons, *_rate_reasons(plan, learned)),
+        reasons=(*plan.reasons, *(Reason(ReasonKind.MEASURED, text) for text in texts)),
     )
 
 
 def learned_reasons(plan: LaunchPlan) -> tuple[str, ...]:
     """The reasons of a plan that tell of something learned."""
-    return tuple(reason for reason in plan.reasons if reason.startswith(MEASURED_HERE))
+    return tuple(r.text for r in plan.reasons if r.kind is ReasonKind.MEASURED)
 
 
 def _part_corrected(part: DeviceBytes, told: DeviceBytes, *, has_companions: bool) -> DeviceBytes:
@@ -271,6 +278,7 @@ class _Explanation:
     hardware: HardwareProfile
     model: ModelInfo
     plan: LaunchPlan
+    prompt_tokens: int
     used_tokens: int
 
     def bytes_per_s(self, token_s: float) -> float | None:
@@ -283,10 +291,19 @@ class _Explanation:
 
     def flops(self, token_s: float) -> float | None:
         """The rate of arithmetic at which a prompt's token takes so long."""
-        known = rates(self.hardware, n_threads=self.plan.n_threads)
-        usual = known[self.owner].flops
-        told = speed(self.model, self._shape(), rates=known, used_tokens=self.used_tokens)
-        return _bounded(usual / (told.prompt_tokens_per_s * token_s), usual)
+        usual = rates(self.hardware, n_threads=self.plan.n_threads)[self.owner].flops
+        fixed_s = self._prompt_s(inf)
+        if token_s <= fixed_s:
+            return None
+        return _bounded(usual * (self._prompt_s(usual) - fixed_s) / (token_s - fixed_s), usual)
+
+    def _prompt_s(self, flops: float) -> float:
+        """Seconds of a prompt's token by that rate, its reads hidden behind it."""
+        known = dict(rates(self.hardware, n_threads=self.plan.n_threads))
+        known[self.owner] = replace(known[self.owner], flops=flops, bytes_per_s=inf)
+        shape = self._shape()
+        read = replace(shape, n_ubatch=min(shape.n_ubatch, max(self.prompt_tokens, 1)))
+        return times_s(self.model, read, rates=known, used_tokens=self.used_tokens)[0]
 
     def _token_s(self, bytes_per_s: float) -> float:
         known = dict(rates(self.hardware, n_threads=self.plan.n_threads))

@@ -19,6 +19,7 @@ from planners.plan import DeviceBytes
 
 HOST_BASE_BYTES = 100 << 20  # a child's own memory; 61 to 72 MiB were measured
 HOST_BYTES_PER_TOKEN_TEXT = 512  # its copy of the vocabulary
+DRAWN_MARGIN_BYTES = 1 << 16  # alignment of a hundred small tensors; logs round to 10 KiB
 DRAWN_MARGIN_SHARE = 0.02  # exact on every measured launch; another build may differ a little
 DRAWN_ELSEWHERE_MARGIN_SHARE = 0.1  # CUDA and others reserve beside the graph; unmeasured
 
@@ -97,11 +98,10 @@ def _on_device(
     device_id: DeviceId,
     weights_bytes: int,
     kv_bytes: int,
-    compute: tuple[int, float],
+    compute: tuple[int, int],
     overhead_bytes: int,
 ) -> DeviceBytes:
-    n_bytes, share = compute
-    margin = int(n_bytes * share)
+    n_bytes, margin = compute
     if device_id == HOST:
         n_bytes += output_buffer_bytes(model, shape)
         margin += output_growth_bytes(model, shape)
@@ -117,18 +117,21 @@ def _on_device(
 
 def _computes(
     model: ModelInfo, shape: LaunchShape, owners: Sequence[DeviceId], *, is_drawn: bool
-) -> dict[DeviceId, tuple[int, float]]:
-    """Per device the bytes of its compute buffer, and by what share of them they may be too few."""
+) -> dict[DeviceId, tuple[int, int]]:
+    """Per device the bytes of its compute buffer, and how many more they may be."""
     drawn = compute_bytes(model, shape, owners) if is_drawn else None
     if drawn is not None:
         is_measured = shape.backend == VULKAN or not shape.split
         share = DRAWN_MARGIN_SHARE if is_measured else DRAWN_ELSEWHERE_MARGIN_SHARE
-        return {device_id: (n_bytes, share) for device_id, n_bytes in drawn.items()}
-    found = {HOST: (host_compute_bytes(model, shape), MARGIN_SHARE)}
-    if shape.split:
-        of_each = (device_compute_bytes(model, shape), MARGIN_SHARE)
-        found |= {device_id: of_each for device_id, _ in shape.split}
-    return found
+        return {
+            device_id: (n_bytes, int(n_bytes * share) + DRAWN_MARGIN_BYTES)
+            for device_id, n_bytes in drawn.items()
+        }
+    sizes = {HOST: host_compute_bytes(model, shape)}
+    sizes |= {device_id: device_compute_bytes(model, shape) for device_id, _ in shape.split}
+    return {
+        device_id: (n_bytes, int(n_bytes * MARGIN_SHARE)) for device_id, n_bytes in sizes.items()
+    }
 
 
 def _kept(model: ModelInfo, shape: LaunchShape, owners: Sequence[DeviceId]) -> Counter[DeviceId]:

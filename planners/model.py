@@ -179,6 +179,14 @@ class ServedModel:
     """The draft model's facts, where the settings name one that can be read."""
 
 
+class BrokenKind(Enum):
+    """What kind of thing is broken, which tells how to mend it."""
+
+    FILE = "file"
+    INCOMPLETE = "incomplete"  # a part is missing, or the end: not downloaded whole
+    FOLDER = "folder"  # cannot be searched, or not to its end
+
+
 @dataclass(frozen=True, slots=True)
 class BrokenFile:
     """A file that looks like a model and is none."""
@@ -187,3 +195,4 @@ class BrokenFile:
     reason: str
     names: tuple[str, ...] = ()
     """What it would have been offered under, aliases included; none where no name is its own."""
+    kind: BrokenKind = BrokenKind.FILE

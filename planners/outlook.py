@@ -1,6 +1,6 @@
 """A plan with what explains it: its machine, its engine, and what more memory would bring. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planners.backends import Engine
@@ -14,6 +14,7 @@ from planners.settings import PlacementRules
 from planners.sizes import GIB
 from planners.speed import NOTHING_LEARNED, NOTICED, Learned, format_rate
 from planners.taken import taken
+from planners.together import plan_together
 from planners.view import Observed
 
 MOST_TRIED = 5  # devices: each takes a plan of its own
@@ -54,14 +55,41 @@ def outlook(served: ServedModel, hardware: HardwareProfile, around: Surroundings
     """The plan, its engine, and what one more GiB would bring. Raises PlanError as plan_launch."""
     measures = Measures(served.info, served.draft)
     answer = _planned(served, hardware, around, measures)
-    engine_id = answer.engine_id if isinstance(answer, LaunchPlan) else None
-    return Outlook(
-        served=served,
-        answer=answer,
+    more = tuple(_one_more_gib(served, hardware, around, measures, answer))
+    return _outlook(served, answer, hardware, around, one_more_gib=more)
+
+
+def outlooks(
+    models: Sequence[ServedModel], hardware: HardwareProfile, around: Surroundings
+) -> tuple[Outlook, ...]:
+    """Likewise for several models beside each other, less what one more GiB would bring."""
+    answers = plan_together(
+        models,
         hardware=hardware,
-        engine=next((e for e in around.engines if e.engine_id == engine_id), None),
-        one_more_gib=tuple(_one_more_gib(served, hardware, around, measures, answer)),
+        engines=around.engines,
+        rules=around.rules,
+        promised=around.promised,
+        held=around.held,
+        learned=around.learned,
+        dry_runs=around.dry_runs,
     )
+    return tuple(
+        _outlook(served, answers[served.model_id], hardware, around, one_more_gib=())
+        for served in models
+    )
+
+
+def _outlook(
+    served: ServedModel,
+    answer: LaunchPlan | Shortfall,
+    hardware: HardwareProfile,
+    around: Surroundings,
+    *,
+    one_more_gib: tuple[str, ...],
+) -> Outlook:
+    engine_id = answer.engine_id if isinstance(answer, LaunchPlan) else None
+    engine = next((e for e in around.engines if e.engine_id == engine_id), None)
+    return Outlook(served, answer, hardware, engine, one_more_gib)
 
 
 def _planned(
@@ -106,7 +134,7 @@ def _roomier(hardware: HardwareProfile) -> Iterator[tuple[str, HardwareProfile]]
     for first, *others in list(alike.values())[:MOST_TRIED]:
         devices = tuple(_more(d) if d is first else d for d in hardware.devices)
         name = f"{first.name} or one of {len(others)} like it" if others else first.name
-        yield name, replace(hardware, devices=devices)
+        yield f"{name}{_with_limit(first.limit_bytes)}", replace(hardware, devices=devices)
     host = hardware.host
     more = replace(
         host,
@@ -115,8 +143,14 @@ def _roomier(hardware: HardwareProfile) -> Iterator[tuple[str, HardwareProfile]]
         cgroup_limit_bytes=_plus(host.cgroup_limit_bytes),
         limit_bytes=_plus(host.limit_bytes),
     )
-    sharing = tuple(_more(d) if d.shares_host else d for d in hardware.devices)
-    yield HOST, replace(hardware, host=more, devices=sharing)
+    sharing = tuple(_larger(d) if d.shares_host else d for d in hardware.devices)
+    where = f"{HOST}{_with_limit(host.limit_bytes)}"
+    yield where, replace(hardware, host=more, devices=sharing)
+
+
+def _with_limit(limit_bytes: int | None) -> str:
+    """Said where memory alone would not help: the operator's limit must grow with it."""
+    return "" if limit_bytes is None else " and in its limit"
 
 
 def _kind(device: Device) -> object:
@@ -127,11 +161,13 @@ def _kind(device: Device) -> object:
 
 
 def _more(device: Device) -> Device:
+    return replace(_larger(device), limit_bytes=_plus(device.limit_bytes))
+
+
+def _larger(device: Device) -> Device:
+    """The device with one more GiB, of which its limit takes no note."""
     return replace(
-        device,
-        total_bytes=_plus(device.total_bytes),
-        free_bytes=_plus(device.free_bytes),
-        limit_bytes=_plus(device.limit_bytes),
+        device, total_bytes=_plus(device.total_bytes), free_bytes=_plus(device.free_bytes)
     )
 
 

@@ -42,6 +42,7 @@ from planners.lessons import key_of
 from planners.memory import layer_devices
 from planners.model import LayerKind, ModelInfo, ServedModel
 from planners.plan import LaunchPlan, Shortfall
+from planners.reasons import Reason
 from planners.rpc import servers_of
 from planners.settings import PlacementRules
 from planners.sizes import format_size
@@ -100,9 +101,13 @@ def attempt_launch(
     measures: Measures | None = None,
     dry_runs: DryRuns = NO_DRY_RUNS,
     least_context: int = 0,
+    most_context: int | None = None,
 ) -> "LaunchPlan | Shortfall | Unplaced":
-    """As `plan_launch`, but what is missing for a model without a place is left to be asked for."""
-    ask = asked(served, rules=rules, least_context=least_context)
+    """As `plan_launch`, but what is missing for a model without a place is left to be asked for.
+
+    `most_context`: no automatic context above it, for the sake of other models.
+    """
+    ask = asked(served, rules=rules, least_context=least_context).held_to(most_context)
     threads = n_threads(hardware, served.info, n_parallel=ask.n_parallel)
     search = _Search(
         served,
@@ -310,7 +315,7 @@ class _Search:
         )
         return taught(plan, before, self.learned)
 
-    def _fallbacks(self, placed: Placed) -> tuple[str, ...]:
+    def _fallbacks(self, placed: Placed) -> tuple[Reason, ...]:
         exact = self.prediction.exact(placed.engine, placed.shape)
         return fallbacks(self.info, exact, layer_devices(self.info, exact))
 
@@ -400,7 +405,7 @@ class _Search:
                         continue
                     if (full := lay_out(Splitter.full, shape)) is not None:
                         rival = None if splitter.is_host_slower else splitter.partial(shape)
-                        yield _faster(full, rival).shape
+                        yield from _faster_first(full, rival)
         has_experts = any(layer.expert_bytes for layer in self.info.layers)
         types = self.asked.types[-1]  # conceded before an expert leaves its device
         for context in self.asked.contexts_up_to(CONTEXT_ON_HOST):
@@ -408,7 +413,7 @@ class _Search:
                 if not has_room(shape):
                     continue
                 if (sparse := lay_out(Splitter.sparse, shape)) is not None:
-                    yield _faster(sparse, splitter.partial(shape)).shape
+                    yield from _faster_first(sparse, splitter.partial(shape))
         for context in self.asked.contexts_up_to(CONTEXT_WORTH_LAYERS):
             for shape in self._lean_shapes(context, types, devices=room.devices):
                 if not has_room(shape):
@@ -421,7 +426,7 @@ class _Search:
                     if has_experts
                     else None
                 )
-                yield _faster(found, lean).shape
+                yield from _faster_first(found, lean)
 
     def _on_host(self, engines: tuple[Engine, ...]) -> Iterator[Placed]:
         """Ways without a device, best first, by a CPU build where there is one."""
@@ -477,9 +482,10 @@ class _Search:
         return replace(placed, predicted=self.prediction.of(engine, room, shape, is_drawn=True))
 
 
-def _faster(one: Layout, other: Layout | None) -> Layout:
-    """The faster layout; `one` of equals."""
-    return one if other is None or one.cost_ps <= other.cost_ps else other
+def _faster_first(one: Layout, other: Layout | None) -> Iterable[LaunchShape]:
+    """The faster layout, `one` of equals, then the other: its buffers may find room yet."""
+    layouts = [one] if other is None else sorted((one, other), key=lambda each: each.cost_ps)
+    return dict.fromkeys(layout.shape for layout in layouts)
 
 
 def _ids(devices: tuple[Budget, ...]) -> Iterator[DeviceId]:

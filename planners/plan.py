@@ -8,6 +8,7 @@ from typing import NewType
 from planners.dry_runs import DryRunKey
 from planners.hardware import DeviceId
 from planners.model import ModelId
+from planners.reasons import Reason
 from planners.sizes import format_size
 
 InstanceId = NewType("InstanceId", str)
@@ -86,8 +87,8 @@ class LaunchPlan:
     lora_paths: tuple[str, ...]
     extra_flags: tuple[str, ...]
     predicted: tuple[DeviceBytes, ...]
-    reasons: tuple[str, ...]
-    """Each decision as a sentence with its numbers, in the order taken."""
+    reasons: tuple[Reason, ...]
+    """Each decision, in the order taken."""
     n_cpu_moe: int = 0
     """The first so many layers keep their routed experts in the host's memory."""
     swa_full: bool = False

@@ -16,6 +16,8 @@ from planners.hardware import (
     DeviceKind,
     HardwareProfile,
     Host,
+    Note,
+    NoteKind,
     NumaNode,
     Storage,
 )
@@ -53,7 +55,7 @@ def encode_profile(recorded: RecordedProfile) -> str:
     """
     hardware = asdict(recorded.hardware)
     del hardware["absent"]
-    hardware["notes"] = [_bounded(note) for note in recorded.hardware.notes[:_MOST_ITEMS]]
+    hardware["notes"] = [_noted(note) for note in recorded.hardware.notes[:_MOST_ITEMS]]
     for device in hardware["devices"]:
         device["kind"] = device["kind"].value
     head = {"format": FORMAT, "version": VERSION, "origin": recorded.origin}
@@ -78,7 +80,7 @@ def decode_profile(text: str) -> RecordedProfile:
         hardware=HardwareProfile(
             host=_host(_Fields(top.take("host", None), "host")),
             devices=tuple(_device(each) for each in top.objects("devices")),
-            notes=tuple(top.texts("notes")),
+            notes=tuple(_note(each) for each in top.objects("notes")),
             storage=tuple(_storage(each) for each in top.objects("storage")),
         ),
     )
@@ -123,6 +125,22 @@ def _node(fields: "_Fields") -> NumaNode:
     )
     fields.end()
     return node
+
+
+def _noted(note: Note) -> dict[str, str | None]:
+    return {"kind": note.kind.value, "text": _bounded(note.text), "device_id": note.device_id}
+
+
+def _note(fields: "_Fields") -> Note:
+    kind = fields.text("kind")
+    if kind not in {each.value for each in NoteKind}:
+        raise BadProfile(fields.at("kind"), f"{kind!r} is no kind of note")
+    device_id = fields.maybe_text("device_id")
+    note = Note(
+        NoteKind(kind), fields.text("text"), None if device_id is None else DeviceId(device_id)
+    )
+    fields.end()
+    return note
 
 
 def _storage(fields: "_Fields") -> Storage:
@@ -185,6 +203,11 @@ class _Fields:
         """A text that can be shown on a terminal."""
         return _text(self.take(name, None), self.at(name))
 
+    def maybe_text(self, name: str) -> str | None:
+        """Likewise, or None where it is null or missing."""
+        found = self.take(name, None)
+        return None if found is None else _text(found, self.at(name))
+
     def whole(self, name: str, *, least: int = 0, most: int = _MOST_BYTES) -> int:
         """A whole number within bounds."""
         found = self.take(name, None)
@@ -220,10 +243,6 @@ class _Fields:
     def objects(self, name: str) -> "list[_Fields]":
         """A list of objects; [] where it is missing."""
         return [_Fields(each, f"{self.at(name)}[{i}]") for i, each in enumerate(self._items(name))]
-
-    def texts(self, name: str) -> list[str]:
-        """A list of texts; [] where it is missing."""
-        return [_text(each, f"{self.at(name)}[{i}]") for i, each in enumerate(self._items(name))]
 
     def pairs(self, name: str) -> list[tuple[str, str]]:
         """A list of pairs of texts; [] where it is missing."""

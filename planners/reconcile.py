@@ -9,15 +9,16 @@ LOADING ─ stop → STOPPING;  BACKOFF | FAILED ─ stop, or no longer wanted �
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import combinations
 
 from planners.actions import Action, Allow, Refuse, Restart, Start, Stop, Yield
 from planners.durations import format_duration
 from planners.groups import conflict
 from planners.hardware import HOST, DeviceId
 from planners.layout.budget import freed
-from planners.model import ServedModel
+from planners.model import ModelId, ServedModel
 from planners.plan import LaunchPlan, Shortfall
 from planners.room import (
     Departures,
@@ -33,6 +34,7 @@ from planners.room import (
 )
 from planners.settings import ContextPolicy, PlacementRules
 from planners.taken import Taken, taken
+from planners.together import plan_together
 from planners.turns import (
     evictable,
     is_pinned,
@@ -89,11 +91,7 @@ def awaits_launch(view: View, *, now_s: float) -> bool:
     """Whether a launch, or its refusal, has to be thought about; quickly told."""
     if view.engines is None:
         return False
-    present = {seen.model_id: seen for seen in view.instances}
-    return any(
-        (seen := present.get(served.model_id)) is None or _is_due(seen, now_s=now_s)
-        for served in wanted(view, now_s=now_s)
-    ) or any(demand.context for demand in view.demand.values())
+    return bool(_due(view, now_s=now_s)) or any(d.context for d in view.demand.values())
 
 
 def _stops(view: View, *, now_s: float) -> Iterator[Stop]:
@@ -186,6 +184,7 @@ def _launches(view: View, *, now_s: float) -> Iterator[Action]:
     alive = sum(not seen.state.is_down for seen in view.instances)
     ours = taken(view.hardware, view.instances)
     first: list[ServedModel] = []  # they start now, or room is being made for them
+    joint = _joint(view, ours=ours, alive=alive, leaving=leaving, now_s=now_s)
     for served in wanted(view, now_s=now_s):
         seen = present.get(served.model_id)
         if seen is not None and not _is_due(seen, now_s=now_s):
@@ -194,7 +193,10 @@ def _launches(view: View, *, now_s: float) -> Iterator[Action]:
             continue
         if any(conflict(served, other, view.settings.groups) for other in first):
             continue
-        launch = _launch(view, served, seen, ours=ours, alive=alive, leaving=leaving, now_s=now_s)
+        plan = joint.get(served.model_id)
+        launch = _launch(
+            view, served, seen, plan, ours=ours, alive=alive, leaving=leaving, now_s=now_s
+        )
         if isinstance(launch, Refuse) and first and view.engines:
             continue  # it may fit beside less than what takes room in this very pass
         match launch:
@@ -215,6 +217,56 @@ def _launches(view: View, *, now_s: float) -> Iterator[Action]:
                 leaving = True
                 first.append(served)
                 ours.promised.update(dict.fromkeys(claims, _NOBODYS_BYTES))
+
+
+def _joint(
+    view: View, *, ours: Taken, alive: int, leaving: bool, now_s: float
+) -> Mapping[ModelId, LaunchPlan]:
+    """Plans beside each other for models that are to be launched at once, so that none takes all.
+
+    {} where each is planned by itself, the longest wait first: there is one, they do not all fit,
+    some may not run beside others, a caller wants a context, or room is still to be made.
+    """
+    due = _due(view, now_s=now_s)
+    if not _may_start_together(view, due, alive=alive, leaving=leaving, now_s=now_s):
+        return {}
+    answers = plan_together(
+        due,
+        hardware=view.hardware,
+        engines=view.engines or (),
+        rules=view.rules,
+        promised=ours.promised,
+        held=ours.held,
+        learned=view.learned,
+        dry_runs=view.dry_runs,
+    )
+    plans = {name: plan for name, plan in answers.items() if isinstance(plan, LaunchPlan)}
+    return plans if len(plans) == len(due) else {}
+
+
+def _may_start_together(
+    view: View, due: list[ServedModel], *, alive: int, leaving: bool, now_s: float
+) -> bool:
+    most, groups = view.settings.max_loaded, view.settings.groups
+    return (
+        len(due) > 1
+        and bool(view.engines)
+        and not (leaving or view.settling)
+        and not evictable(view, now_s=now_s, lingering=True)
+        and (most is None or alive + len(due) <= most)
+        and not any(rivals(view, served) or context_of(view, served) for served in due)
+        and not any(conflict(a, b, groups) for a, b in combinations(due, 2))
+    )
+
+
+def _due(view: View, *, now_s: float) -> list[ServedModel]:
+    """Wanted models whose launch has to be thought about now."""
+    present = {seen.model_id: seen for seen in view.instances}
+    return [
+        served
+        for served in wanted(view, now_s=now_s)
+        if (seen := present.get(served.model_id)) is None or _is_due(seen, now_s=now_s)
+    ]
 
 
 def wanted(view: View, *, now_s: float) -> list[ServedModel]:
@@ -250,6 +302,7 @@ def _launch(
     view: View,
     served: ServedModel,
     seen: Observed | None,
+    joint: LaunchPlan | None,
     *,
     ours: Taken,
     alive: int,
@@ -270,7 +323,7 @@ def _launch(
         return make_room_by_count(view, served, now_s=now_s)
     context = context_of(view, served)
     could_free = freeable(view, now_s=now_s) + Counter(view.settling) if is_asked_for else {}
-    plan = planned(view, served, ours=ours, could_free=could_free, context=context)
+    plan = joint or planned(view, served, ours=ours, could_free=could_free, context=context)
     if isinstance(plan, Shortfall):
         if not is_asked_for:
             return Waiting()

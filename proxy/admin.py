@@ -18,7 +18,7 @@ from planners.hardware import HardwareProfile
 from planners.outlook import Outlook
 from planners.profile_json import BadProfile, decode_profile
 from proxy import names
-from proxy.admin_plan import PlanReport, plan_report
+from proxy.admin_plan import MAX_TOGETHER, PlanReport, PlansReport, plan_report, plans_report
 from proxy.admin_values import (
     DEFAULT_EVENTS,
     DEFAULT_LINES,
@@ -76,6 +76,19 @@ class AdminService(Protocol):
         Raises HostUnread where this machine cannot be read, and PlanTookTooLong.
         """
 
+    async def plan_together(
+        self,
+        names: Sequence[str],
+        *,
+        context: int | None,
+        parallel: int | None,
+        hardware: HardwareProfile | None,
+    ) -> Sequence[Outlook]:
+        """Likewise for several models beside each other, each once.
+
+        Raises HostUnread, PlanTookTooLong.
+        """
+
     async def profile(self) -> str:
         """The machine as JSON for planners.profile_json. Raises HostUnread."""
 
@@ -131,9 +144,17 @@ class _PlanRequest(msgspec.Struct):
     hardware: str | None = None
 
 
+class _PlansRequest(msgspec.Struct):
+    models: list[str]
+    context: int | None = None
+    parallel: int | None = None
+    hardware: str | None = None
+
+
 _NAMED = msgspec.json.Decoder(_Named)
 _FORGOTTEN = msgspec.json.Decoder(_Forgotten)
 _PLAN_REQUEST = msgspec.json.Decoder(_PlanRequest)
+_PLANS_REQUEST = msgspec.json.Decoder(_PlansRequest)
 
 Handler = Callable[[Request], Awaitable[object]]
 
@@ -145,6 +166,7 @@ def build_admin_app(service: AdminService) -> Starlette:
         Route("/status", _answering(service, door.status), methods=["GET"]),
         Route("/models", _answering(service, door.models), methods=["GET"]),
         Route("/plan", _answering(service, door.plan), methods=["POST"]),
+        Route("/plans", _answering(service, door.plans), methods=["POST"]),
         Route("/profile", _answering(service, door.profile), methods=["GET"]),
         Route("/load", _answering(service, door.load), methods=["POST"]),
         Route("/unload", _answering(service, door.unload), methods=["POST"]),
@@ -229,9 +251,7 @@ class _Door:
 
     async def plan(self, request: Request) -> PlanReport:
         asked = decoded(await _body(request, limit_bytes=MAX_PLAN_BYTES), _PLAN_REQUEST)
-        for name, number in (("context", asked.context), ("parallel", asked.parallel)):
-            if number is not None and not 1 <= number <= MAX_NUMBER:
-                raise BadRequest(f"{name} must be from 1 to {MAX_NUMBER}", param=name)
+        _check_numbers(asked)
         outlook = await self._service.plan(
             asked.model,
             context=asked.context,
@@ -239,6 +259,19 @@ class _Door:
             hardware=_hardware(asked.hardware),
         )
         return plan_report(outlook)
+
+    async def plans(self, request: Request) -> PlansReport:
+        asked = decoded(await _body(request, limit_bytes=MAX_PLAN_BYTES), _PLANS_REQUEST)
+        _check_numbers(asked)
+        if not 1 <= len(asked.models) <= MAX_TOGETHER:
+            raise BadRequest(f"name 1 to {MAX_TOGETHER} models", param="models")
+        outlooks = await self._service.plan_together(
+            asked.models,
+            context=asked.context,
+            parallel=asked.parallel,
+            hardware=_hardware(asked.hardware),
+        )
+        return plans_report(outlooks)
 
     async def profile(self, _: Request) -> msgspec.Raw:
         return msgspec.Raw((await self._service.profile()).encode())
@@ -281,6 +314,12 @@ class _Door:
 
 async def _body(request: Request, *, limit_bytes: int = MAX_BODY_BYTES) -> bytes:
     return await read_body(request.receive, request.headers.raw, limit_bytes=limit_bytes)
+
+
+def _check_numbers(asked: _PlanRequest | _PlansRequest) -> None:
+    for name, number in (("context", asked.context), ("parallel", asked.parallel)):
+        if number is not None and not 1 <= number <= MAX_NUMBER:
+            raise BadRequest(f"{name} must be from 1 to {MAX_NUMBER}", param=name)
 
 
 def _hardware(text: str | None) -> HardwareProfile | None:

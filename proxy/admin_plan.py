@@ -1,6 +1,7 @@
 """What the admin door says of a plan: the plan itself, and what explains it to people."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planners.argv import child_argv
@@ -9,7 +10,10 @@ from planners.hardware import HOST, HardwareProfile
 from planners.layer_map import layer_map
 from planners.outlook import Outlook
 from planners.plan import DeviceBytes, LaunchPlan, Shortfall
+from planners.reasons import ReasonKind
 
+NO_LAYER = "no layer fits on it"
+MAX_TOGETHER = 8  # models in one question
 SOCKET, FOLDER = "SOCKET", "FOLDER"  # where a flag's value is drawn anew at each launch
 
 
@@ -66,6 +70,63 @@ class PlanReport:
     unused: tuple[UnusedReport, ...] = ()
     one_more_gib: tuple[str, ...] = ()
     """What one more GiB would bring, a sentence per place where it brings something."""
+
+
+@dataclass(frozen=True, slots=True)
+class SumReport:
+    """What several plans take of one device, or of the host, all together."""
+
+    device: str
+    name: str
+    models: int
+    """How many of them use it."""
+    total_bytes: int
+    free_bytes: int | None
+    left_bytes: int | None
+    """Of what is free, once all are loaded; devices that share the host's memory counted there."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlansReport:
+    """How several models would be launched beside each other."""
+
+    plans: tuple[PlanReport, ...]
+    sums: tuple[SumReport, ...]
+    """Of those that fit, by device."""
+
+    @property
+    def fits(self) -> bool:
+        """True where every model has a plan."""
+        return all(report.plan is not None for report in self.plans)
+
+
+def plans_report(outlooks: Sequence[Outlook]) -> PlansReport:
+    """The planner's answers, with what they come to."""
+    reports = tuple(plan_report(each) for each in outlooks)
+    hardware = outlooks[0].hardware if outlooks else None
+    return PlansReport(reports, () if hardware is None else tuple(_sums(reports, hardware)))
+
+
+def _sums(reports: Sequence[PlanReport], hardware: HardwareProfile) -> Iterator[SumReport]:
+    places = [place for report in reports for place in report.places]
+    taken = Counter[str]()
+    for place in places:
+        taken[place.device] += place.total_bytes
+    sharing = {device.device_id for device in hardware.devices if device.shares_host}
+    for device in dict.fromkeys(place.device for place in places):
+        same = [place for place in places if place.device == device]
+        used = taken[device]
+        if device == HOST:
+            used += sum(taken[each] for each in sharing)
+        free = same[0].free_bytes
+        yield SumReport(
+            device=device,
+            name=same[0].name,
+            models=len(same),
+            total_bytes=taken[device],
+            free_bytes=free,
+            left_bytes=None if free is None else free - used,
+        )
 
 
 def plan_report(outlook: Outlook) -> PlanReport:
@@ -127,13 +188,12 @@ def _free_bytes(part: DeviceBytes, hardware: HardwareProfile) -> int | None:
 def _unused(plan: LaunchPlan, hardware: HardwareProfile) -> list[UnusedReport]:
     """Every device without a layer; the reason is the planner's where it gave one."""
     used = {device_id for device_id, _, _ in plan.devices}
+    told = {r.device_id: r.because for r in plan.reasons if r.kind is ReasonKind.DEVICE_UNUSED}
     found = []
     for device in hardware.devices:
         if device.device_id in used:
             continue
-        prefix = f"{device.name} is not used: "
-        told = (r.removeprefix(prefix) for r in plan.reasons if r.startswith(prefix))
-        reason = next(told, "the model fits without it" if plan.devices else "no layer fits on it")
+        reason = told.get(device.device_id, "the model fits without it" if used else NO_LAYER)
         found.append(UnusedReport(device.device_id, device.name, reason))
     return found
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from planners.backends import Engine, RejectedEngine
 from planners.capabilities import capabilities
-from planners.hardware import HOST, Device, HardwareProfile
+from planners.hardware import HOST, Device, HardwareProfile, Note
 from planners.lessons import Lesson, key_of
 from planners.model import BrokenFile, ModelId, ServedModel
 from planners.plan import DeviceBytes, LaunchPlan
+from planners.reasons import Reason
 from planners.speed import NOTHING_LEARNED, Learned
 from planners.twins import shared
 from planners.view import Observed
@@ -96,7 +97,7 @@ class InstanceReport:
     retry_in_s: float | None
     plan: str
     """Digest of its launch plan."""
-    reasons: tuple[str, ...]
+    reasons: tuple[Reason, ...]
     speed: SpeedReport
 
 
@@ -152,7 +153,7 @@ class StatusReport:
     devices: tuple[DeviceReport, ...]
     engines: tuple[EngineReport, ...]
     broken: tuple[BrokenFile, ...]
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
     state: str = "ok"
     """"degraded" while a wanted device is missing."""
     degraded: tuple[str, ...] = ()

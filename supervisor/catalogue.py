@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from planners.gguf import GgufError, GgufKind
-from planners.model import BrokenFile, ModelId, ModelInfo, ModelSettings, ServedModel
+from planners.model import BrokenFile, BrokenKind, ModelId, ModelInfo, ModelSettings, ServedModel
 from planners.settings import ModelRule
 from supervisor.gguf_files import (
     CannotLook,
@@ -145,9 +145,12 @@ class _Library:
         try:
             return _Read(file.key, read_model(file), is_final=True)
         except GgufError as exc:
-            may_grow = exc.kind is GgufKind.TRUNCATED and _age_s(file) < SETTLED_S
+            is_cut = exc.kind is GgufKind.TRUNCATED
+            may_grow = is_cut and _age_s(file) < SETTLED_S
             hint = "; it was written just now and may still grow" if may_grow else ""
-            return _Read(file.key, BrokenFile(file.path, f"{exc}{hint}"), is_final=not may_grow)
+            kind = BrokenKind.INCOMPLETE if is_cut else BrokenKind.FILE
+            broken = BrokenFile(file.path, f"{exc}{hint}", kind=kind)
+            return _Read(file.key, broken, is_final=not may_grow)
         except OSError as exc:
             raise_if_passing(exc, path=file.path)
             reason = f"cannot be read: {exc.strerror or exc}"

@@ -4,7 +4,7 @@ Level-triggered, one writer: an event says "look", never "do"; only Fleet.run ch
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from functools import partial
@@ -223,21 +223,34 @@ class Fleet:
 
         With `elsewhere`: alone on that machine. Raises HostUnread, PlanTookTooLong, Stopping.
         """
+        machine, around = await self._surroundings((served,), elsewhere=elsewhere)
+        return await self._planner.outlook(served, machine, around)
+
+    async def outlooks(
+        self, models: Sequence[ServedModel], *, elsewhere: HardwareProfile | None = None
+    ) -> tuple[Outlook, ...]:
+        """How several models would be launched beside each other and what else runs now.
+
+        With `elsewhere`: with nothing else on that machine. Raises HostUnread, PlanTookTooLong,
+        Stopping.
+        """
+        machine, around = await self._surroundings(models, elsewhere=elsewhere)
+        return await self._planner.outlooks(models, machine, around)
+
+    async def _surroundings(
+        self, models: Sequence[ServedModel], *, elsewhere: HardwareProfile | None
+    ) -> tuple[HardwareProfile, Surroundings]:
         here, rules = self._desired.engines or (), self._desired.rules
         if elsewhere is not None:
-            around = Surroundings(engines_there(elsewhere, here=here), rules, {}, {})
-            return await self._planner.outlook(served, elsewhere, around)
+            return elsewhere, Surroundings(engines_there(elsewhere, here=here), rules, {}, {})
         profile = await self.profile()
-        others = [seen for seen in self.running() if seen.model_id != served.model_id]
+        asked = {served.model_id for served in models}
+        others = [seen for seen in self.running() if seen.model_id not in asked]
+        known = self._history.learned
         around = Surroundings(
-            here,
-            rules,
-            {},
-            {},
-            learned=self._history.learned,
-            dry_runs=self._preflights.dry_runs,
-        ).beside(others, profile)
-        return await self._planner.outlook(served, profile, around)
+            here, rules, {}, {}, learned=known, dry_runs=self._preflights.dry_runs
+        )
+        return profile, around.beside(others, profile)
 
     async def profile(self) -> HardwareProfile:
         """The machine on fresh numbers. Raises HostUnread."""
@@ -383,7 +396,7 @@ class Fleet:
             "instance.planned",
             model_id=plan.model_id,
             instance_id=instance_id,
-            reason="; ".join((start.reason, *plan.reasons)),
+            reason="; ".join((start.reason, *map(str, plan.reasons))),
             backend=plan.backend,
             n_gpu_layers=plan.n_gpu_layers,
             n_ctx=plan.n_ctx,

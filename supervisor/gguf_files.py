@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from planners.ggml.header import MAX_HEADER_BYTES, GgufHeader
 from planners.gguf import GgufError, GgufKind, NeedMore, model_info, read_header
-from planners.model import BrokenFile, ModelInfo
+from planners.model import BrokenFile, BrokenKind, ModelInfo
 from supervisor.errors import SupervisorError
 from supervisor.printable import printable
 
@@ -137,7 +137,8 @@ def file_at(path: str, *, name: str) -> ModelFile | BrokenFile:
         found = stat_of(part_path)
         if isinstance(found, str):
             of = f"part {number} of {len(paths)}: " if len(paths) > 1 else ""
-            return BrokenFile(path, f"{of}{found}")
+            kind = BrokenKind.INCOMPLETE if number > 1 else BrokenKind.FILE
+            return BrokenFile(path, f"{of}{found}", kind=kind)
         parts.append(found)
     return ModelFile(name, tuple(parts))
 
@@ -211,7 +212,8 @@ def _put_together(
         else:
             lost = f"{base}-{missing:05}-of-{count:05}{SUFFIX}"
             first = min(parts.items())[1].path
-            broken.append(BrokenFile(first, f"part {missing} of {count} is missing: {lost}"))
+            reason = f"part {missing} of {count} is missing: {lost}"
+            broken.append(BrokenFile(first, reason, kind=BrokenKind.INCOMPLETE))
     return files, broken
 
 
@@ -232,9 +234,8 @@ class _Walk:
                 entries = self._entries(here)
             except OSError as exc:
                 raise_if_passing(exc, path=here)
-                self.broken.append(
-                    BrokenFile(printable(here), f"cannot be searched: {_reason(exc)}")
-                )
+                reason = f"cannot be searched: {_reason(exc)}"
+                self.broken.append(BrokenFile(printable(here), reason, kind=BrokenKind.FOLDER))
                 continue
             files = [found for entry in entries if (found := self._file(entry)) is not None]
             yield here, files
@@ -243,7 +244,7 @@ class _Walk:
                 waiting += [(path, depth + 1) for path in reversed(folders)]
         if self._entries_left <= 0:
             reason = f"more than {self._max_entries} entries: the rest is not looked at"
-            self.broken.append(BrokenFile(folder, reason))
+            self.broken.append(BrokenFile(folder, reason, kind=BrokenKind.FOLDER))
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         """What lies in `folder`, by name; nothing where a link led here before. Raises OSError."""

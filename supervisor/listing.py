@@ -117,7 +117,7 @@ class _Shelf:
             if isinstance(named, BrokenFile):
                 reason = f"model {rule.name}: {named.reason}"
                 names = self._names(rule.name, rule)
-                self._broken.append(BrokenFile(named.path, reason, names))
+                self._broken.append(replace(named, reason=reason, names=names))
             else:
                 claimed.add(named.parts[0].key)
                 yield named, rule

@@ -5,21 +5,23 @@ work of one plan, and only one client's plan is ever in line before a launch.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import monotonic
-from typing import Self
+from typing import Self, TypeVar
 
 from planners.actions import Action
 from planners.hardware import HardwareProfile
 from planners.model import ModelId, ServedModel
-from planners.outlook import Outlook, Surroundings, outlook
+from planners.outlook import Outlook, Surroundings, outlook, outlooks
 from planners.present import still_true
 from planners.reconcile import awaits_launch, reconcile
 from planners.view import View
 from supervisor.errors import SupervisorError
 from supervisor.lease import Stopping
+
+T = TypeVar("T")
 
 OUTLOOK_S = 10.0  # a client's plan takes a second at most; others may be asked for at once
 
@@ -27,10 +29,11 @@ OUTLOOK_S = 10.0  # a client's plan takes a second at most; others may be asked 
 class PlanTookTooLong(SupervisorError):
     """A client's plan did not come about in time."""
 
-    def __init__(self, *, model_id: ModelId, limit_s: float) -> None:
-        self.model_id, self.limit_s = model_id, limit_s
+    def __init__(self, *, model_ids: Sequence[ModelId], limit_s: float) -> None:
+        self.model_ids, self.limit_s = tuple(model_ids), limit_s
         super().__init__(
-            f"no plan for {model_id} within {limit_s:g} s: others are being planned; ask again"
+            f"no plan for {', '.join(model_ids)} within {limit_s:g} s: others are being planned; "
+            "ask again"
         )
 
 
@@ -70,11 +73,22 @@ class Planner:
         self, served: ServedModel, hardware: HardwareProfile, around: Surroundings
     ) -> Outlook:
         """As planners.outlook, one at a time. Raises PlanTookTooLong, Stopping, PlanError."""
+        think = partial(outlook, served, hardware, around)
+        return await self._in_turn(think, [served.model_id])
+
+    async def outlooks(
+        self, models: Sequence[ServedModel], hardware: HardwareProfile, around: Surroundings
+    ) -> tuple[Outlook, ...]:
+        """Likewise for several models beside each other."""
+        think = partial(outlooks, models, hardware, around)
+        return await self._in_turn(think, [served.model_id for served in models])
+
+    async def _in_turn(self, think: Callable[[], T], model_ids: Sequence[ModelId]) -> T:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._outlook_s), self._turn:
                 if self._is_over:
                     raise Stopping
-                return await loop.run_in_executor(self._thread, outlook, served, hardware, around)
+                return await loop.run_in_executor(self._thread, think)
         except TimeoutError as exc:
-            raise PlanTookTooLong(model_id=served.model_id, limit_s=self._outlook_s) from exc
+            raise PlanTookTooLong(model_ids=model_ids, limit_s=self._outlook_s) from exc

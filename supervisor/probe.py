@@ -15,7 +15,16 @@ from time import monotonic
 from planners.absence import absences, remembered
 from planners.argv import child_env
 from planners.backends import Engine, EngineDevice
-from planners.hardware import Absence, Device, DeviceId, HardwareProfile, Host, Storage
+from planners.hardware import (
+    Absence,
+    Device,
+    DeviceId,
+    HardwareProfile,
+    Host,
+    Note,
+    NoteKind,
+    Storage,
+)
 from planners.settings import PlacementRules
 from supervisor.devices.amd import AmdSource
 from supervisor.devices.apple import AppleSource
@@ -119,7 +128,7 @@ class HardwareProbe:
         )
         told = (
             *(note for reading in readings for note in reading.notes),
-            *(listing.note for listing in self._listings.values() if listing.note),
+            *(Note(NoteKind.ENGINE, each.note) for each in self._listings.values() if each.note),
         )
         ruled = (*local, *(ruled_device(device, self._rules) for device in remote.devices))
         return HardwareProfile(
@@ -132,10 +141,10 @@ class HardwareProbe:
                 *unmatched(self._rules.devices, ruled),
             ),
             storage=storage,
-            absent=self._absences(ruled, told, silent=dict(remote.silent)),
+            absent=self._absences(ruled, [note.text for note in told], silent=dict(remote.silent)),
         )
 
-    def _remarks(self, devices: Sequence[Device]) -> Iterator[str]:
+    def _remarks(self, devices: Sequence[Device]) -> Iterator[Note]:
         """What an operator should know of this machine's devices that were read well."""
         envs = ((engine.backend, child_env(engine, os.environ)) for engine in self._engines)
         hidden = [each for backend, env in envs for each in hiding(backend, env)]
@@ -233,4 +242,4 @@ async def _read(reader: PatientReader[Reading]) -> Reading:
     try:
         return await reader.read()
     except NoAnswer as exc:
-        return Reading(notes=(str(exc),))
+        return Reading(notes=(Note(NoteKind.DRIVER, str(exc)),))

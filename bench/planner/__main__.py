@@ -18,19 +18,24 @@ from planners.dry_runs import PreflightFailed
 from planners.graph.reservation import forget
 
 TABLE = Path(__file__).parents[1] / "data" / "planning_actuals.jsonl"
+SHAPES = TABLE.with_name("planning_shapes.jsonl")
 
 
 def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(prog="bench-planner", description=__doc__)
-    rows = os.environ.get("ROWS") or str(TABLE)
-    parser.add_argument("--rows", type=Path, default=Path(rows), help="a table of launches")
+    rows = os.environ.get("ROWS")
+    parser.add_argument(
+        "--rows", type=Path, nargs="*", default=[Path(rows)] if rows else [TABLE, SHAPES],
+        help="tables of launches (those in bench/data)",
+    )  # fmt: skip
     parser.add_argument("--live", type=int, default=5, help="models loaded live (5; 0 for none)")
     parser.add_argument("--seed", type=int, default=1, help="of the choice of live launches (1)")
     asked = parser.parse_args()
     # Each dry run is logged as it ends, which would cut the tables in two.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    print(over_table(asked.rows))
+    for table in asked.rows:
+        print(over_table(table))
     if asked.live:
         print(over_live(models=asked.live, seed=asked.seed))
 

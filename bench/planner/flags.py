@@ -16,15 +16,19 @@ _ALIASES = {
     "--ubatch-size": "-ub", "--batch-size": "-b", "--tensor-split": "-ts", "-dev": "--device",
     "--no-kv-offload": "-nkvo", "--cpu-moe": "-cmoe", "--n-cpu-moe": "-ncmoe",
     "--override-tensor": "-ot", "--embeddings": "--embedding", "--model-draft": "-md",
+    "--threads": "-t", "--threads-batch": "-tb", "--verbosity": "-lv", "--log-verbosity": "-lv",
+    "--verbose": "-v", "--ctx-checkpoints": "-ctxcp", "--split-mode": "-sm", "-fit": "--fit",
     "-kvu": "--kv-unified", "-no-kvu": "--no-kv-unified", "--spec-draft-model": "-md",
 }  # fmt: skip
 _VALUED = frozenset({
     "-c", "-ngl", "-np", "-fa", "-ctk", "-ctv", "-ub", "-b", "-ts", "--device", "--rpc", "-ncmoe",
-    "-ot", "-md", "-ngld", "--mmproj", "--load-mode", "-t", "--fit", "--fit-target", "-lv",
+    "-ot", "-md", "-ngld", "--mmproj", "--load-mode", "-t", "--fit", "--fit-target", "-lv", "-tb",
+    "--host", "--port", "--seed", "--cache-ram", "-ctxcp", "-sm",
 })  # fmt: skip
 _SWITCHES = frozenset({
     "-nkvo", "-cmoe", "--embedding", "--kv-unified", "--no-kv-unified", "--swa-full", "--no-repack",
-    "--no-mmap", "--mmap", "--no-warmup", "-v",
+    "--no-mmap", "--mmap", "--no-warmup", "-v", "--no-op-offload", "--op-offload", "--mlock",
+    "--jinja", "--metrics", "--slots", "--no-slots", "--no-webui",
 })  # fmt: skip
 _ALL = 1 << 12
 
@@ -82,7 +86,8 @@ def launch_shape(options: Asked, model: ModelInfo, *, devices: Sequence[DeviceId
         n_ctx = padded(-(-n_ctx // n_parallel), CELL_STEP) * n_parallel
     embedding = "--embedding" in options.values
     n_batch = options.number("-b", 2048)
-    n_batch = min(n_ctx, n_batch) if model.is_causal else n_batch
+    # The batch is cut to the context as it was asked for, not as it is padded.
+    n_batch = min(context, n_batch) if model.is_causal else n_batch
     n_ubatch = min(n_batch, options.number("-ub", 512))
     return LaunchShape(
         n_ctx=n_ctx,
@@ -97,6 +102,7 @@ def launch_shape(options: Asked, model: ModelInfo, *, devices: Sequence[DeviceId
         swa_full="--swa-full" in options.values,
         n_cpu_moe=_ALL if "-cmoe" in options.values else options.number("-ncmoe", 0),
         kv_on_host="-nkvo" in options.values,
+        op_offload="--no-op-offload" not in options.values,
         on_host=tuple(_patterns(options)),
         backend="vulkan",
         binding_limits=tuple((d, SOFTWARE_BINDING_BYTES) for d in devices if not is_remote(d)),
@@ -121,8 +127,12 @@ def _split(
     n_layer = model.n_layer
     layers = _ALL if told in ("all", "auto", "-1") else options.number("-ngl", _ALL)
     n_active = min(layers, n_layer + 1)
-    if not devices or not n_active:
+    if not devices:
         return ()
+    if (mode := options.last("-sm")) not in (None, "layer") and len(devices) > 1:
+        raise NotModelled(f"-sm {mode} over several devices")
+    if not n_active:  # a device without layers still computes large batches for the host
+        return tuple((device, 0) for device in devices)
     shares = options.last("-ts")
     if shares is None and len(devices) > 1:
         raise NotModelled("several devices without -ts: the split follows free memory")

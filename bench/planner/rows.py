@@ -16,7 +16,10 @@ from planners.model import ModelInfo
 from tests.fakes.recipes import KNOWN, Facts, is_f32, n_elements, tensors
 
 NOT_SERVED = ("t5",)  # llama-server b10434 loads it and aborts at the first decode
-_TYPES = ("q8_0", "q4_0", "f16", "q4_1", "mxfp4", "q6_k", "q5_k", "f32", "bf16", "q5_0", "q2_k")
+_TYPES = (
+    "q8_0", "q4_0", "f16", "q4_1", "mxfp4", "q6_k", "q5_k", "q4_k", "q3_k", "f32", "bf16", "q5_0",
+    "q5_1", "q2_k",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,8 @@ def _judgeable(name: str, row: dict[str, Any], shapes: Mapping[str, Any]) -> Row
     shape = launch_shape(options, model, devices=devices)
     told = row.get("resolved", {}).get("fa_resolved")
     if told is not None and "-fa" not in options.values:
-        shape = replace(shape, flash_attn="enabled" in str(told))
+        is_on = "enabled" in str(told)
+        shape = replace(shape, flash_attn=is_on, gave_up_flash_attn=not is_on)
     draft = None
     if (path := options.last("-md")) is not None:
         stem = path.rsplit("/", 1)[-1].removesuffix(".gguf")

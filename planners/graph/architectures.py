@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from planners.graph import recurrent
 from planners.graph.blocks import Builder, Placed, head_weight
+from planners.graph.experts import moe
 from planners.graph.tensors import (
     F16,
     F32,
@@ -23,14 +24,15 @@ from planners.graph.tensors import (
 )
 from planners.model import LayerKind, ModelInfo
 
-_DELTA_NETS = ("qwen3next", "qwen35", "qwen35moe")
-_LATE_OUTPUTS = (*_DELTA_NETS, "gpt-oss", "nemotron_h")
+DELTA_NETS = ("qwen3next", "qwen35", "qwen35moe")
+_LATE_OUTPUTS = (*DELTA_NETS, "gpt-oss", "nemotron_h")
 _GEMMAS = ("gemma2", "gemma3")
 _NO_ROPE = ("jamba", "nemotron_h")
+_SIGMOID = 2  # llama.h, LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID
 _BERTS = ("bert", "nomic-bert")
 KNOWN = frozenset({
     "llama", "qwen2", "qwen3", "qwen3moe", "gpt-oss", "deepseek2", "mamba", "mamba2", "jamba",
-    "granitehybrid", "nemotron_h", "lfm2", *_DELTA_NETS, *_GEMMAS, *_BERTS,
+    "granitehybrid", "nemotron_h", "lfm2", *DELTA_NETS, *_GEMMAS, *_BERTS,
 })  # fmt: skip
 """Architectures whose graphs are drawn; others are estimated by planners.compute."""
 
@@ -66,6 +68,8 @@ def _embedded(build: Builder, host: int) -> Node:
     """Token embeddings; the slot for ready-made ones is reserved beside them."""
     tokens, table = build.ids(build.n), _end(build.model, "token_embd.weight", host)
     x = get_rows(needed(table, "token_embd"), tokens)
+    if build.model.architecture == "granitehybrid":
+        x = build.scaled(x, "embedding_scale")
     build.expand(x, leaf_input(build.model.n_embd, build.n))
     return x
 
@@ -86,13 +90,16 @@ def _draw_output(build: Builder, x: Node, out_ids: Node | None, *, output: int) 
     )
     if norm is not None:
         x = like("mul", x, norm)
+    x.is_output = True  # before rows are picked: the seed of a nextn head
     if out_ids is not None and not early:
         x = get_rows(x, out_ids)
-    x.is_output = True
+        x.is_output = True
     table = _end(model, "output.weight", output) or _end(model, "token_embd.weight", output)
     if not (build.shape.embedding and model.architecture == "lfm2"):
         x = mul_mat(needed(table, "output"), x)
-        if model.architecture == "gemma2":
+        if model.architecture == "granitehybrid":
+            x = build.scaled(x, "logit_scale")
+        elif model.architecture == "gemma2":
             for op in ("scale", "unary", "scale"):
                 x = like(op, x)
         x.is_output = True
@@ -109,7 +116,7 @@ def _layer(
 ) -> Node:
     arch, skip = build.model.architecture, x
     x = build.norm(at, "attn_norm", x)
-    if arch in _DELTA_NETS:
+    if arch in DELTA_NETS:
         build.expand(x)
     if at.layer.kind is LayerKind.RECURRENT:
         if ids is None:
@@ -123,6 +130,8 @@ def _layer(
         x, skip = get_rows(x, out_ids), get_rows(skip, out_ids)
     if at.layer.weight("post_ffw_norm.weight") is not None:
         x = build.norm(at, "post_attention_norm", x)
+    if arch == "granitehybrid":
+        x = build.scaled(x, "residual_scale")
     x = like("add", skip, x) if arch in ("jamba", "lfm2") else like("add", x, skip)
     if arch in ("mamba", "mamba2", "nemotron_h"):
         return x
@@ -146,13 +155,22 @@ def _feed_forward(build: Builder, at: Placed, skip: Node) -> Node:
     if layer.weight("ffn_gate_inp.weight") is None:
         x = build.ffn(at, x)
     elif arch == "gpt-oss":
-        x = build.moe(at, x, gating="late_softmax", norm=False)
+        x = moe(build, at, x, gating="late_softmax", norm=False)
     else:
-        routed = build.moe(at, x, norm=arch not in ("deepseek2", "jamba"))
-        x = _with_shared(build, at, x, routed)
+        x = _with_shared(build, at, x, _routed(build, at, x))
+    if arch == "granitehybrid":
+        x = build.scaled(x, "residual_scale")
     if layer.weight("post_ffw_norm.weight") is not None:
         x = build.norm(_unpinned(at), "post_ffw_norm", x)
     return like("add", skip, x) if arch in ("jamba", "lfm2") else like("add", x, skip)
+
+
+def _routed(build: Builder, at: Placed, x: Node) -> Node:
+    arch = build.model.architecture
+    if arch != "deepseek2":
+        return moe(build, at, x, norm=arch != "jamba")
+    gating = "sigmoid" if build.number("expert_gating_func") == _SIGMOID else "softmax"
+    return moe(build, at, x, gating=gating, norm=bool(build.number("expert_weights_norm")))
 
 
 def _unpinned(at: Placed) -> Placed:
@@ -174,7 +192,7 @@ def _attention(build: Builder, at: Placed, x: Node, positions: Node) -> Node:
     arch, layer = build.model.architecture, at.layer
     if layer.weight("attn_kv_a_mqa.weight") is not None:
         return _latent_attention(build, at, x, positions)
-    if arch in _DELTA_NETS:
+    if arch in DELTA_NETS:
         return _gated_attention(build, at, x, positions)
     head = layer.k_width // layer.n_head_kv
     v_head = layer.v_width // layer.n_head_kv

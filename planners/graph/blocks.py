@@ -1,6 +1,7 @@
 """The parts that llama.cpp's graphs share: norms, attention, experts (llama-graph.cpp, b11434)."""
 
 from dataclasses import dataclass, field
+from math import isfinite
 
 from planners.ggml.types import CACHE_TYPES
 from planners.graph.tensors import (
@@ -13,11 +14,9 @@ from planners.graph.tensors import (
     Undrawn,
     cont,
     full,
-    get_rows,
     leaf_input,
     like,
     mul_mat,
-    mul_mat_id,
     needed,
     permute,
     reshape,
@@ -28,7 +27,6 @@ from planners.graph.tensors import (
 from planners.kv_cache import LaunchShape, kv_cells
 from planners.model import LayerInfo, LayerKind, ModelInfo, WeightInfo
 
-MOST_EXPERTS_USED = 64  # models use 1 to 10
 ROTATED_STEP = 64  # quantised caches of such head widths are rotated (llama-kv-cache.cpp)
 
 
@@ -79,6 +77,18 @@ class Builder:
         """Put nodes into the graph now."""
         for node in nodes:
             self.graph.expand(node)
+
+    def number(self, key: str) -> float:
+        """A number of the file's own namespace, 0 where it has none that is finite."""
+        name = f"{self.model.architecture}.{key}"
+        found = next((v for k, v in self.model.metadata if k == name), None)
+        if isinstance(found, int | float) and isfinite(found):
+            return found
+        return 0
+
+    def scaled(self, x: Node, key: str) -> Node:
+        """`x` times the number of that name, where it has any effect."""
+        return x if self.number(key) in (0, 1) else like("scale", x)
 
     # Weights
 
@@ -136,17 +146,19 @@ class Builder:
         kv = (v, k) if LayerKind.SWA not in self.caches else (k, v)
         self.expand(q, *(x for x in kv if x is not None))
         cells = kv_cells(self.model, layer, self.shape)
-        self.expand(self._store(self._cache_of(at, "k", cells), k, cache.k_ids))
+        # One node each for what is written and then read: what views it must not pass the write.
+        k_cache, v_cache = self._cache_of(at, "k", cells), self._cache_of(at, "v", cells)
+        self.expand(self._store(k_cache, k, cache.k_ids))
         if v is not None and layer.v_width:
             ids = needed(cache.v_ids, "V's indices")
-            self.expand(self._store_v(self._cache_of(at, "v", cells), v, ids))
-        keys = self._read(self._cache_of(at, "k", cells), layer.k_width, layer, cells)
+            self.expand(self._store_v(v_cache, v, ids))
+        keys = self._read(k_cache, layer.k_width, layer, cells)
         if not layer.v_width:
             values = view(keys, self._latent(at), *keys.ne[1:], nb=keys.nb)
-        elif self.shape.flash_attn:
-            values = self._read(self._cache_of(at, "v", cells), layer.v_width, layer, cells)
+        elif self.shape.has_plain_v:
+            values = self._read(v_cache, layer.v_width, layer, cells)
         else:
-            values = self._read_transposed(self._cache_of(at, "v", cells), layer, cells)
+            values = self._read_transposed(v_cache, layer, cells)
         x = self._mha(q, keys, values, cache.mask, v_b=v_b, sinks=sinks)
         if cache.v_rotation is not None:
             x = self._rotate(x, cache.v_rotation)
@@ -212,7 +224,7 @@ class Builder:
     def _cache_of(self, at: Placed, part: str, cells: int) -> Node:
         layer = at.layer
         width = layer.k_width if part == "k" else layer.v_width
-        if part == "v" and not self.shape.flash_attn:
+        if part == "v" and not self.shape.has_plain_v:
             width = max(other.v_width for other in self.model.layers)
         kind = CACHE_TYPES[self.shape.type_k if part == "k" else self.shape.type_v]
         size = kind.block_bytes / kind.block
@@ -231,7 +243,7 @@ class Builder:
         return reshape(cache, cache.ne[0], cache.ne[1] * cache.ne[2])
 
     def _store_v(self, cache: Node, x: Node, ids: Node) -> Node:
-        if self.shape.flash_attn:
+        if self.shape.has_plain_v:
             return self._store(cache, x, ids)
         width = x.ne[0] * x.ne[1]
         is_plain = x.nb[2] == width * x.size
@@ -288,60 +300,6 @@ class Builder:
         x = self.linear(at, f"ffn_down{suffix}", x)
         return self.biased(at, f"ffn_down{suffix}", x)
 
-    def moe(self, at: Placed, x: Node, *, gating: str = "softmax", norm: bool = True) -> Node:
-        """The routed experts' sum (build_moe_ffn)."""
-        width, n, used = x.ne[0], x.ne[1], self.model.n_expert_used
-        if not 0 < used <= min(self.model.n_expert, MOST_EXPERTS_USED):
-            raise Undrawn(f"{used} of {self.model.n_expert} experts are used")
-        logits = self.biased(at, "ffn_gate_inp", self.linear(at, "ffn_gate_inp", x))
-        late = gating == "late_softmax"
-        probs = logits if late else like("soft_max" if gating == "softmax" else "unary", logits)
-        selection = probs
-        if (bias := self.weight(at, "exp_probs_b.bias")) is not None:
-            selection = like("add", probs, bias)
-        sorted_ids = Node("argsort", selection.ne, size=I32, src=(selection,))
-        ids = view(sorted_ids, used, n, nb=sorted_ids.nb)
-        weights = get_rows(reshape(probs, 1, probs.ne[0], n), ids)
-        if late:
-            weights = reshape(like("soft_max", reshape(weights, used, n)), 1, used, n)
-        if norm:
-            weights = reshape(weights, used, n)
-            total = like("clamp", Node("sum_rows", full(1, n), src=(weights,)))
-            weights = reshape(like("div", weights, total), 1, used, n)
-        self.expand(weights)
-        return self._mixed(at, reshape(x, width, 1, n), ids, weights)
-
-    def _mixed(self, at: Placed, x: Node, ids: Node, weights: Node) -> Node:
-        def through(name: str, y: Node) -> Node:
-            y = mul_mat_id(needed(self.weight(at, f"{name}.weight"), name), y, ids)
-            bias = self.weight(at, f"{name}.bias")
-            return y if bias is None else like("add_id", y, bias, ids)
-
-        n, used = x.ne[2], weights.ne[1]
-        if self.weight(at, "ffn_gate_up_exps.weight") is not None:
-            both = through("ffn_gate_up_exps", x)
-            half = both.ne[0] // 2
-            gate, up = (view(both, half, *both.ne[1:], nb=both.nb) for _ in range(2))
-            y = like("glu", gate, up)
-        else:
-            up = through("ffn_up_exps", x)
-            if self.weight(at, "ffn_gate_exps.weight") is not None:
-                y = like("glu", through("ffn_gate_exps", x), up)
-            elif self.model.architecture.startswith("nemotron"):
-                y = like("sqr", like("unary", up))
-            else:
-                y = like("unary", up)
-        experts = like("mul", through("ffn_down_exps", y), weights)
-        self.expand(experts)
-        steps = (experts.nb[0], experts.nb[2], experts.nb[2], experts.nb[2])
-        parts = [view(experts, experts.ne[0], n, nb=steps) for _ in range(used)]
-        self.expand(*parts)
-        total = parts[0]
-        for part in parts[1:]:
-            total = like("add", total, part)
-            self.expand(total)
-        return cont(total) if used == 1 else total
-
     # Inputs
 
     def ids(self, n: int, *, size: float = I32) -> Node:
@@ -353,7 +311,7 @@ class Builder:
         layer = next(x for x in self.model.layers if x.kind is kind)
         has_v = layer.v_width > 0
         widest = max(x.v_width for x in self.model.layers)
-        v_ids = self.n if self.shape.flash_attn else self.n * widest
+        v_ids = self.n if self.shape.has_plain_v else self.n * widest
         cells, n_stream = kv_cells(self.model, layer, self.shape), self.shape.n_stream
         heads = max(layer.n_head_kv, 1)
         size = F16 if self.shape.flash_attn else F32

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from planners.fallback import is_remote
 from planners.hardware import HOST, DeviceId
 
-MOST_DRAWN_WHOLE = 12  # layers: all of them are drawn
+MOST_DRAWN_WHOLE = 16  # layers: all of them are drawn
 _TURNS = 3  # how often one kind of layer follows another before more of it are left out
 
 

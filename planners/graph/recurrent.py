@@ -282,12 +282,12 @@ def _chunked(q: Node, k: Node, v: Node, gate: Node, beta: Node, kept: Node) -> t
     sums = like("cumsum", cont(transpose(gate)))
     mask, attn = _within_chunks(k, k_b, q, sums)
     v = mul_mat(cont(transpose(v_b)), attn)
-    decay = like("exp", sums)
+    decay = like("unary", sums)
     k_cd = mul_mat(like("mul", cont(transpose(k_b)), decay), attn)
     q_decayed = like("mul", q, cont(transpose(decay)))
     last = cont(view(sums, 1, *sums.ne[1:], nb=sums.nb))
-    last_decay = transpose(like("exp", last))
-    rest = cont(transpose(like("exp", like("neg", like("sub", sums, last)))))
+    last_decay = transpose(like("unary", last))
+    rest = cont(transpose(like("unary", like("unary", like("sub", sums, last)))))
     k_t = cont(transpose(like("mul", k, rest)))
     state = reshape(kept, value, value, 1, value_heads * n_seqs)
     v_t = cont(transpose(v))
@@ -308,14 +308,14 @@ def _within_chunks(k: Node, k_b: Node, q: Node, sums: Node) -> tuple[Node, Node]
     """Attention inside of each chunk: the masked products, and the solved system."""
     across = Node("repeat", (CHUNK, *sums.ne[:1], *sums.ne[2:]),
                   src=(reshape(sums, 1, CHUNK, *sums.ne[2:]),))  # fmt: skip
-    decay = like("exp", like("tri", like("sub", across, sums)))
+    decay = like("unary", like("tri", like("sub", across, sums)))
     products = like("mul", mul_mat(k, k_b), decay)
     masked = like("tri", like("mul", mul_mat(k, q), decay))
     lower = like("tri", products)
     ones = like("fill", view(lower, CHUNK))
     identity = Node("diag", full(CHUNK, CHUNK), src=(ones,))
     left = like("add", lower, identity)
-    solved = like("solve_tri", left, like("neg", lower))
+    solved = like("solve_tri", left, like("unary", lower))
     return masked, like("add", solved, identity)
 
 

@@ -9,21 +9,23 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from planners.compute import n_outputs, n_tokens
-from planners.fallback import host_weights, is_remote
+from planners.fallback import can_scan, host_weights, is_remote
 from planners.graph.allocation import reserved_bytes
-from planners.graph.architectures import KNOWN, draw
+from planners.graph.architectures import DELTA_NETS, KNOWN, draw
 from planners.graph.blocks import Builder, Placed
 from planners.graph.outline import outline
 from planners.graph.reorder import reordered
-from planners.graph.schedule import OFFLOAD_LEAST_BATCH, Backends, ordered, split
+from planners.graph.schedule import Backends, ordered, split
 from planners.graph.tensors import Node, Undrawn
 from planners.hardware import HOST, DeviceId
 from planners.kv_cache import LaunchShape
-from planners.model import LayerInfo, ModelInfo
+from planners.model import LayerInfo, LayerKind, ModelInfo
 
 VULKAN = "vulkan"
 MOST_DRAWN = 64  # layers in one graph; each takes half a millisecond or two
 _TRIED_TOKENS = 16  # of each sequence, in the graph that fused operations are tried with
+_DELTA_WIDTHS = (16, 32, 64, 128)  # of V's heads (ggml-vulkan.cpp, GATED_DELTA_NET)
+_HEAD_STEP = 8  # ggml-vulkan.cpp, FLASH_ATTN_EXT
 _REMEMBERED = 512  # reservations; a placement tries a few dozen
 _MODELS = 64  # whose equal layers are known
 
@@ -90,7 +92,7 @@ def _drawn(
         bindings=tuple(limits.get(device) for device in devices),
         output=host if output_left else place[owners[-1]],
         is_whole=is_whole,
-        is_fused=is_whole or not _borrows_when_tried(shape),
+        host_works=not is_whole or shape.kv_on_host or any(left) or bool(output_left),
     )
     sizes = _reserved(sketch)
     return {device: sizes[place[model_for]] for device, model_for in part.stand_in.items()}
@@ -110,7 +112,8 @@ class _Sketch:
     """The output layer's backend."""
     is_whole: bool
     """Whether no layer lies on the host."""
-    is_fused: bool
+    host_works: bool
+    """Whether weights or caches beside the input's lie on the host."""
 
     @property
     def host(self) -> int:
@@ -121,16 +124,29 @@ class _Sketch:
 @lru_cache(maxsize=_REMEMBERED)
 def _reserved(sketch: _Sketch) -> tuple[int, ...]:
     """Bytes per backend."""
-    model, shape, host = sketch.known.model, sketch.shape, sketch.host
+    model, shape = sketch.known.model, sketch.shape
     n = n_tokens(shape)
+    is_fused = model.architecture not in DELTA_NETS or _fuses(sketch)
+    n_out = min(n, n_outputs(model, shape))
+    prefill = _sizes(_drawing(sketch, n=n, n_outputs=n_out, is_fused=is_fused), sketch)
+    if not _reserves_for_decode(sketch):
+        return prefill
+    slots = shape.n_parallel
+    decode = _sizes(_drawing(sketch, n=slots, n_outputs=slots, is_fused=True), sketch)
+    return tuple(max(sizes) for sizes in zip(prefill, decode, strict=True))
+
+
+def _drawing(sketch: _Sketch, *, n: int, n_outputs: int, is_fused: bool) -> Builder:
+    """The graph of a batch of `n` tokens, in equal shares for all slots."""
+    model, shape, host = sketch.known.model, sketch.shape, sketch.host
     build = Builder(
         model=model,
         shape=shape,
         n=n,
         n_seqs=shape.n_parallel,
-        n_outputs=min(n, n_outputs(model, shape)),
+        n_outputs=n_outputs,
         host=host,
-        is_fused=sketch.is_fused,
+        is_fused=is_fused,
     )
     layers = [
         Placed(
@@ -144,7 +160,32 @@ def _reserved(sketch: _Sketch) -> tuple[int, ...]:
         for i, backend, left in sketch.layers
     ]
     draw(build, layers, output=sketch.output, host=host)
-    return _sizes(build, sketch)
+    return build
+
+
+def _reserves_for_decode(sketch: _Sketch) -> bool:
+    """Whether the graph of one token per slot can need more than the widest batch's.
+
+    The engine reserves for both. States are as large in either, and what lies on the host is
+    computed there in small batches.
+    """
+    return sketch.known.model.recurrent is not None or sketch.host_works
+
+
+def _fuses(sketch: _Sketch) -> bool:
+    """Whether delta nets are one operation: given up for all layers where one would run elsewhere.
+
+    The engine tries a small batch (llama-context.cpp, resolve_fused_ops).
+    """
+    if not sketch.host_works and _all_fuse(sketch):
+        return True
+    n = _TRIED_TOKENS * sketch.shape.n_parallel
+    build = _drawing(sketch, n=n, n_outputs=n, is_fused=True)
+    split(build.graph, _backends(sketch))
+    fused = [node for node in build.graph.nodes if node.op == "gated_delta_net"]
+    recurrent = [b for i, b, _ in sketch.layers
+                 if sketch.known.model.layers[i].kind is LayerKind.RECURRENT]  # fmt: skip
+    return all(node.backend == b for node, b in zip(fused, recurrent, strict=True))
 
 
 @lru_cache(maxsize=_MODELS)
@@ -158,48 +199,75 @@ def _firsts(known: _Known) -> tuple[int, ...]:
     return tuple(number[id(layer)] for layer in known.model.layers)
 
 
-def _borrows_when_tried(shape: LaunchShape) -> bool:
-    """Whether a device computes for layers of the host when fused delta nets are tried.
-
-    They are given up then, for all layers (llama-context.cpp, resolve_fused_ops).
-    """
-    is_local = any(not is_remote(device) for device, _ in shape.split)
-    return is_local and _TRIED_TOKENS * shape.n_parallel >= OFFLOAD_LEAST_BATCH
+def _all_fuse(sketch: _Sketch) -> bool:
+    """Whether every device has the operation for the model's states."""
+    ssm = sketch.known.model.recurrent
+    if sketch.shape.backend != VULKAN or not any(sketch.is_local):
+        return True
+    return ssm is not None and ssm.n_head > 0 and ssm.d_inner // ssm.n_head in _DELTA_WIDTHS
 
 
 def _sizes(build: Builder, sketch: _Sketch) -> tuple[int, ...]:
-    host, is_vulkan = sketch.host, sketch.shape.backend == VULKAN
+    backends = _backends(sketch)
+    splits = split(build.graph, backends)
+    if sketch.shape.backend == VULKAN:
+        for run in splits:
+            if run.backend < sketch.host and sketch.is_local[run.backend]:
+                run.nodes = reordered(run.nodes)
+    return reserved_bytes(ordered(splits), build.graph.leafs, n_backends=backends.count)
+
+
+def _backends(sketch: _Sketch) -> Backends:
     is_local, bindings = (*sketch.is_local, False), (*sketch.bindings, None)
+    shape, is_vulkan = sketch.shape, sketch.shape.backend == VULKAN
+    has_cache = sketch.known.model.is_causal
+    mixes_bf16 = has_cache and (shape.type_k == "bf16") != (shape.type_v == "bf16")
 
     def supports(backend: int, node: Node) -> bool:
         if not is_local[backend]:
             return True
-        return _runs(node, limit=bindings[backend], is_vulkan=is_vulkan)
+        limit = bindings[backend]
+        if limit is not None and any(x.n_bytes > limit for x in (node, *node.src)):
+            return False
+        return _runs(node, is_vulkan=is_vulkan, mixes_bf16=mixes_bf16)
 
-    splits = split(build.graph, Backends(host + 1, is_local, supports))
-    if is_vulkan:
-        for run in splits:
-            if is_local[run.backend]:
-                run.nodes = reordered(run.nodes)
-    return reserved_bytes(ordered(splits), build.graph.leafs, n_backends=host + 1)
+    offloads = tuple(local and shape.op_offload for local in is_local)
+    return Backends(sketch.host + 1, offloads, supports)
 
 
-def _runs(node: Node, *, limit: int | None, is_vulkan: bool) -> bool:
+def _runs(node: Node, *, is_vulkan: bool, mixes_bf16: bool) -> bool:
     """Whether a local device runs an operation; only what differs between devices is asked."""
-    if node.op == "ssm_scan":
-        return _can_scan(node)
-    if node.op not in ("mul_mat", "mul_mat_id"):
-        return True
-    if limit is not None and node.src[0].n_bytes > limit:
+    match node.op:
+        case "ssm_scan":
+            return _can_scan(node)
+        case "gated_delta_net":
+            return not is_vulkan or node.src[2].ne[0] in _DELTA_WIDTHS
+        case "flash_attn":
+            return not is_vulkan or _can_attend(node, mixes_bf16=mixes_bf16)
+        case "mul_mat":
+            return not is_vulkan or _can_multiply(*node.src)
+        case _:
+            return True
+
+
+def _can_multiply(a: Node, b: Node) -> bool:
+    """Vulkan repeats no weight over streams, and reads no quantised rows with gaps (MUL_MAT)."""
+    if a.ne[3] != b.ne[3]:
         return False
-    # Vulkan's products cannot repeat a weight over streams (ggml-vulkan.cpp, MUL_MAT).
-    return not (is_vulkan and node.op == "mul_mat" and node.src[0].ne[3] != node.src[1].ne[3])
+    is_quantised = not float(a.size).is_integer()
+    has_gaps = a.nb[1] != a.nb[0] * a.ne[0] or (a.ne[3] > 1 and a.nb[3] != a.nb[2] * a.ne[2])
+    return not (is_quantised and has_gaps)
+
+
+def _can_attend(node: Node, *, mixes_bf16: bool) -> bool:
+    """Vulkan attends over bf16 only where K and V are (ggml-vulkan.cpp, FLASH_ATTN_EXT)."""
+    _, k, v, *_ = node.src
+    return not mixes_bf16 and not k.ne[0] % _HEAD_STEP and not v.ne[0] % _HEAD_STEP
 
 
 def _can_scan(node: Node) -> bool:
-    """Devices scan Mamba-2's states only (ggml-vulkan.cpp, SSM_SCAN of supports_op)."""
     kept, decay = node.src[0], node.src[3]
-    return decay.ne[0] == 1 and kept.ne[0] in (128, 256) and kept.ne[1] % 16 == 0
+    return can_scan(is_mamba_2=decay.ne[0] == 1, d_state=kept.ne[0], head=kept.ne[1])
 
 
 def forget() -> None:

@@ -75,7 +75,7 @@ def _from_location(node: Node, backends: Backends) -> int:
         for b in range(backends.host):
             if backends.offloads[b] and backends.supports(b, node):
                 return b
-    return weight.buffer if backends.supports(weight.buffer, node) else backends.host
+    return weight.buffer if backends.supports(weight.buffer, node) else -1
 
 
 def _batch(node: Node) -> int:

@@ -8,6 +8,7 @@ from planners.kv_cache import LaunchShape
 from planners.layout.budget import Budgets
 from planners.layout.layer_split import Layout, Splitter, companion_device
 from planners.layout.placed import Placed
+from planners.memory import host_overhead_bytes
 
 LayOut = Callable[[Splitter, LaunchShape], Layout | None]
 
@@ -33,7 +34,7 @@ def around_buffers(placed: Placed, splitter_in: Callable[[Budgets], Splitter]) -
     parts = {part.device_id: part for part in placed.predicted}
     sizes = usual.measures.sizes(shape)
     end = len(sizes) - shape.n_gpu_layers
-    changed = {HOST: -placed.missing_bytes(room).get(HOST, 0)}
+    changed = {HOST: _host_change(placed, usual, prefix_bytes=sum(sizes[:end]))}
     for device_id, layers in shape.split:
         fixed = parts[device_id].upper_bytes - sum(sizes[end : end + layers])
         end += layers
@@ -45,3 +46,16 @@ def around_buffers(placed: Placed, splitter_in: Callable[[Budgets], Splitter]) -
         changed[device_id] = assumed + taken + parts[device_id].overhead_bytes - fixed
     splitter = splitter_in(room.changed_by(changed))
     return splitter.full(bare) if shape.n_gpu_layers == len(sizes) else splitter.partial(bare)
+
+
+def _host_change(placed: Placed, splitter: Splitter, *, prefix_bytes: int) -> int:
+    """By how much the host's room is other than the splitter takes it to be.
+
+    The splitter knows of no buffers there, and of no device that shares it.
+    """
+    info, n_lean = splitter.info, placed.shape.n_cpu_moe
+    assumed = host_overhead_bytes(info) + info.input_bytes
+    assumed += sum(layer.expert_bytes for layer in info.layers[:n_lean])
+    host = next(part for part in placed.predicted if part.device_id == HOST)
+    missing = placed.missing_bytes(placed.room).get(HOST, 0)
+    return min(-missing, assumed - (host.upper_bytes - prefix_bytes))

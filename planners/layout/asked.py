@@ -1,13 +1,14 @@
 """What a model and its operator ask of a launch: slots, contexts, batches, cache types."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planners.compute import MAMBA_1
 from planners.errors import PlanError
 from planners.ggml.types import CACHE_TYPES
 from planners.hardware import HOST
 from planners.kv_cache import padded, padded_context
-from planners.model import ModelInfo, ServedModel
+from planners.model import LayerInfo, ModelInfo, ServedModel
+from planners.reasons import Price, Reason, ReasonKind, Unit
 from planners.settings import PlacementRules
 from planners.speed import Rates
 
@@ -35,11 +36,20 @@ class Asked:
     """KV cache types (K, V) to choose from, in the order in which they are conceded."""
     flash_attn: bool
     embedding: bool
-    notes: tuple[str, ...]
+    notes: tuple[Reason, ...]
+    """What the file lacks, and what was asked for and cannot be had."""
+    unheld: int | None = None
+    """The largest automatic context, where other models' sake keeps `contexts` below it."""
 
     def contexts_up_to(self, most: int) -> tuple[int, ...]:
         """The choices not above `most`; the smallest one where all are."""
         return tuple(c for c in self.contexts if c <= most) or self.contexts[-1:]
+
+    def held_to(self, most: int | None) -> "Asked":
+        """The same with no automatic context above `most`, for the sake of other models."""
+        if most is None or self.is_context_fixed or self.contexts[0] <= most:
+            return self
+        return replace(self, contexts=self.contexts_up_to(most), unheld=self.contexts[0])
 
 
 def asked(served: ServedModel, *, rules: PlacementRules, least_context: int = 0) -> Asked:
@@ -47,17 +57,22 @@ def asked(served: ServedModel, *, rules: PlacementRules, least_context: int = 0)
 
     `least_context`: tokens that a caller wants for one request; less of them is no choice.
     """
-    info, notes = served.info, list(served.info.warnings)
+    info = served.info
+    notes = [Reason(ReasonKind.FILE, warning) for warning in info.warnings]
     fixed = served.settings.context or rules.context
     trained = info.n_ctx_train or LEAST_CONTEXT
     if fixed is not None and fixed > trained:
-        notes.append(f"context {fixed} is cut to {trained}, the most it was trained for")
+        text = f"context {fixed} is cut to {trained}, the most it was trained for"
+        price = Price(Unit.CONTEXT, had=trained, would_be=fixed)
+        notes.append(Reason(ReasonKind.CONTEXT_CUT, text, price=price))
     if least_context > (fixed or 0):
-        notes.append(f"context {min(least_context, trained)} at least: a caller asked for it")
+        text = f"context {min(least_context, trained)} at least: a caller asked for it"
+        notes.append(Reason(ReasonKind.CONTEXT, text))
     flash_attn = info.architecture not in _NO_FLASH_ATTENTION
     types = _cache_types(info, rules=rules, flash_attn=flash_attn, notes=notes)
     if info.architecture in MAMBA_1:
-        notes.append("some of its state-space tensors stay on the host: GPUs lack an operation")
+        text = "some of its state-space tensors stay on the host: GPUs lack an operation"
+        notes.append(Reason(ReasonKind.KEPT_ON_HOST, text))
     return Asked(
         n_parallel=served.settings.parallel or rules.parallel or 1,
         contexts=_contexts(info, fixed=fixed, trained=trained, least=least_context),
@@ -99,7 +114,7 @@ def _contexts(info: ModelInfo, *, fixed: int | None, trained: int, least: int) -
 
 
 def _cache_types(
-    info: ModelInfo, *, rules: PlacementRules, flash_attn: bool, notes: list[str]
+    info: ModelInfo, *, rules: PlacementRules, flash_attn: bool, notes: list[Reason]
 ) -> tuple[tuple[str, str], ...]:
     """(K, V) to choose from: what the rules fix, AUTOMATIC_TYPES where they leave it to us."""
     choices: list[tuple[str, str]] = []
@@ -108,7 +123,7 @@ def _cache_types(
         possible, why_not = _possible_types(info, wanted, flash_attn=flash_attn)
         if not choices:
             choices.append(possible)
-            notes.extend(why_not)
+            notes.extend(Reason(ReasonKind.CACHE_TYPE, why) for why in why_not)
         elif possible == wanted:  # what nobody asked for is not worth a note
             choices.append(possible)
     return tuple(dict.fromkeys(choices))
@@ -123,12 +138,20 @@ def _possible_types(
             allowed = ", ".join(sorted(CACHE_TYPES))
             raise PlanError(f"KV cache type {name!r} is unknown; it can be one of {allowed}")
     k, v = (CACHE_TYPES[name] for name in wanted)
-    if any(layer.k_width % k.block or layer.v_width % v.block for layer in info.layers):
-        why = f"KV cache f16, not {k.name}/{v.name}: the model's rows are no multiple"
+    if any(_head(x, x.k_width) % k.block or _head(x, x.v_width) % v.block for x in info.layers):
+        why = f"KV cache f16, not {k.name}/{v.name}: the model's heads are no multiple"
         return ("f16", "f16"), (why,)
+    if k is not v and any(layer.k_width and not layer.v_width for layer in info.layers):
+        why = f"KV cache {k.name}, not {k.name}/{v.name}: the model keeps one row for both"
+        return (k.name, k.name), (why,)
     if v.block > 1 and not flash_attn:
         return (k.name, "f16"), (f"V cache f16, not {v.name}: that needs flash attention",)
     return (k.name, v.name), ()
+
+
+def _head(layer: LayerInfo, width: int) -> int:
+    """Elements of one head in the cache (llama-context.cpp asks that blocks divide them)."""
+    return width // max(layer.n_head_kv, 1)
 
 
 def _active_params(info: ModelInfo) -> float:

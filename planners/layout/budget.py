@@ -1,13 +1,16 @@
 """How many bytes a launch may take on each device and on the host."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile
+from planners.reasons import Reason, unused
 
 MOST_DEVICES = (
     15  # in one plan: llama-server refuses a --tensor-split of 16 (llama_max_devices, b10434)
 )
+SPARED = f"{MOST_DEVICES} faster or larger devices are"
 CUDA_CONTEXT_BYTES = 600 << 20  # 107 to 555 MiB were reported, by the number of multiprocessors
 CUDA_CONTEXT_SHARE = 0.03
 CONTEXT_BYTES = 256 << 20  # Vulkan, Metal and others
@@ -43,7 +46,7 @@ class Budgets:
 
     host_bytes: int
     devices: tuple[Budget, ...]
-    notes: tuple[str, ...]
+    notes: tuple[Reason, ...]
     """Each device left out, and why."""
     spared: tuple[Budget, ...] = ()
     """Devices above MOST_DEVICES, with which nothing is planned."""
@@ -83,21 +86,33 @@ def budgets(
             case Budget() as budget:
                 found.append((device, budget))
             case str() as why:
-                notes.append(why)
+                notes.append(unused(device.device_id, device.name, why))
     if any(device.kind is DeviceKind.DISCRETE for device, _ in found):
         for device, _ in found:
             if device.kind is DeviceKind.INTEGRATED:
-                notes.append(f"{device.name} is not used: its memory is the host's")
+                why = "a card of its own is there, and its memory is the host's"
+                notes.append(unused(device.device_id, device.name, why))
         found = [pair for pair in found if pair[0].kind is not DeviceKind.INTEGRATED]
-    ranked = [b for _, b in sorted(found, key=lambda pair: _speed_rank(pair[0]))]
+    ranked = _told_apart([b for _, b in sorted(found, key=lambda pair: _speed_rank(pair[0]))])
     used = sorted(ranked, key=lambda b: b.room_bytes <= b.overhead_bytes)[:MOST_DEVICES]
     spared = tuple(budget for budget in ranked if budget not in used)
-    notes += (f"{b.label} is not used: {MOST_DEVICES} faster or larger devices are" for b in spared)
+    notes += (unused(b.device_id, b.label, SPARED) for b in spared)
     return Budgets(
         host_bytes=host_bytes(hardware, promised=promised, held=held),
         devices=tuple(budget for budget in ranked if budget in used),
         notes=tuple(notes),
         spared=spared,
+    )
+
+
+def _told_apart(found: Sequence[Budget]) -> tuple[Budget, ...]:
+    """The budgets, with the engine's name of each in the label where cards are called alike."""
+    alike = Counter(budget.label for budget in found)
+    return tuple(
+        replace(budget, label=f"{budget.label} {budget.engine_name}")
+        if alike[budget.label] > 1
+        else budget
+        for budget in found
     )
 
 
@@ -149,19 +164,19 @@ def _budget(
     promised: Mapping[DeviceId, int],
     held: Mapping[DeviceId, int],
 ) -> Budget | str:
-    """The device's room, or the sentence that says why it is left out."""
+    """The device's room, or why it is left out."""
     if not device.use:
         if device.kind is DeviceKind.SOFTWARE:
-            return f"{device.name} is not used: it is the processor posing as a GPU"
-        return f"{device.name} is not used: the configuration says so"
+            return "it is the processor posing as a GPU"
+        return "the configuration says so"
     engine_name = device.engine_name(backend)
     if engine_name is None and device.kind is DeviceKind.REMOTE and not device.engine_names:
-        return f"{device.name} is not used: it does not answer"
+        return "it does not answer"
     if engine_name is None:
-        return f"{device.name} is not used: the {backend} engine does not see it"
+        return f"the {backend} engine does not see it"
     free = device.total_bytes if device.free_bytes is None else device.free_bytes
     if free is None:
-        return f"{device.name} is not used: its memory is unknown"
+        return "its memory is unknown"
     room = free - device.reserve_bytes
     if device.limit_bytes is not None:
         room = min(room, device.limit_bytes - held.get(device.device_id, 0))

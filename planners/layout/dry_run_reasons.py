@@ -7,6 +7,7 @@ from planners.dry_runs import PreflightFailed
 from planners.kv_cache import LaunchShape
 from planners.layout.placed import Placed
 from planners.layout.prediction import Prediction
+from planners.reasons import Reason, ReasonKind
 from planners.sizes import format_size
 
 MOST_NAMED = 3  # as many as one launch waits for
@@ -16,26 +17,26 @@ IN_DOUBT = (
 )
 
 
-def told_by_dry_runs(placed: Placed, prediction: Prediction) -> Iterator[str]:
+def told_by_dry_runs(placed: Placed, prediction: Prediction) -> Iterator[Reason]:
     """Each other launch that one refused, and whether one stands behind this."""
     yield from _refused(placed, prediction)
     if placed.doubt is not None:
-        yield IN_DOUBT
+        yield Reason(ReasonKind.DRY_RUN, IN_DOUBT)
     elif prediction.dry_runs.of(prediction.dry_run_key(placed.engine, placed.shape)) is not None:
         parts = (part for part in placed.predicted if part.compute_bytes)
         sizes = (f"{format_size(part.compute_bytes)} on {part.device_id}" for part in parts)
-        yield f"buffers as a dry run of the engine told: {', '.join(sizes)}"
+        text = f"buffers as a dry run of the engine told: {', '.join(sizes)}"
+        yield Reason(ReasonKind.DRY_RUN, text)
 
 
-def _refused(placed: Placed, prediction: Prediction) -> Iterator[str]:
+def _refused(placed: Placed, prediction: Prediction) -> Iterator[Reason]:
     for shape in _others(placed, prediction):
         predicted = prediction.of(placed.engine, placed.room, shape, is_drawn=True)
         other = replace(placed, shape=shape, predicted=predicted)
         for device_id, n_bytes in other.missing_bytes(placed.room).items():
-            yield (
-                f"refused by a dry run: {_told(shape)}: {format_size(n_bytes)} missing on "
-                f"{device_id}"
-            )
+            lack = f"{format_size(n_bytes)} missing on {device_id}"
+            text = f"refused by a dry run: {_told(shape)}: {lack}"
+            yield Reason(ReasonKind.DRY_RUN, text, device_id)
 
 
 def _others(placed: Placed, prediction: Prediction) -> list[LaunchShape]:

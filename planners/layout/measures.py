@@ -25,6 +25,8 @@ from planners.speed import (
     Rate,
     Rates,
     Speed,
+    entry_prompt_s,
+    entry_s,
     experts_s,
     layer_prompt_s,
     loads,
@@ -160,6 +162,11 @@ class Measures:
                 found[:n_lean] = [lean[n] for n in told.numbers[:n_lean]]
             self._on_device_ps[key] = found
         return found
+
+    def entry_ps(self, shape: LaunchShape, rate: Rate) -> int:
+        """What going to a device of that rate costs, in picoseconds."""
+        prompt = entry_prompt_s(self.info, rate, n_ubatch=shape.n_ubatch)
+        return _ps(entry_s(self.info, shape, rate) + PROMPT_WEIGHT * prompt)
 
     def speed(self, shape: LaunchShape, rates: Rates) -> Speed:
         """Predicted tokens/s."""

@@ -9,7 +9,7 @@ from planners.hardware import HOST, DeviceId
 from planners.kv_cache import LaunchShape
 from planners.layout.budget import Budgets
 from planners.plan import DeviceBytes
-from planners.speed import PROMPT_WEIGHT, Speed
+from planners.speed import NOTICED, PROMPT_WEIGHT, Speed
 
 WORTH_STOPPING = 1.1  # an idle model is stopped for a launch that is faster by this, not for less
 
@@ -68,9 +68,13 @@ class Placed:
 
 
 def fastest(heads: Sequence[Placed | None]) -> Placed | None:
-    """The fastest of each engine's best way, the processor's last; the first of equals."""
+    """The fastest of each engine's best way, the processor's last.
+
+    The first engine's where it is as fast as predictions can tell: less than NOTICED slower.
+    """
     *devices, on_host = heads
     found = [placed for placed in devices if placed is not None]
     if on_host is not None and not any(placed.is_wanted for placed in found):
         found.append(on_host)
-    return min(found, key=lambda placed: placed.token_s, default=None)
+    enough_s = NOTICED * min((placed.token_s for placed in found), default=0.0)
+    return next((placed for placed in found if placed.token_s <= enough_s), None)

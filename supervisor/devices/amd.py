@@ -6,7 +6,7 @@ The only module that knows pyamdgpuinfo, which comes without types and under GPL
 from collections.abc import Iterator
 from pathlib import Path
 
-from planners.hardware import DeviceKind
+from planners.hardware import DeviceKind, Note, NoteKind
 from supervisor.devices.kernel_files import ROOT, text_of
 from supervisor.devices.pci import link_bytes_per_s, numa_node
 from supervisor.devices.sighting import Reading, Sighting, kind_by_name
@@ -101,14 +101,14 @@ def _pci(folder: Path) -> str:
     return {key: value for key, _, value in pairs}.get("PCI_SLOT_NAME", "").lower()
 
 
-def _names() -> tuple[dict[str, str], tuple[str, ...]]:
+def _names() -> tuple[dict[str, str], tuple[Note, ...]]:
     """PCI address → marketing name."""
     if pyamdgpuinfo is None:
         return {}, ()
     try:
         cards = [pyamdgpuinfo.get_gpu(n) for n in range(pyamdgpuinfo.detect_gpus())]
     except (OSError, RuntimeError) as exc:  # what it raises: no permission, a card that left
-        return {}, (f"pyamdgpuinfo: {exc}",)
+        return {}, (Note(NoteKind.DRIVER, f"pyamdgpuinfo: {exc}"),)
     return {str(c.pci_slot).lower(): str(c.name) for c in cards if c.pci_slot and c.name}, ()
 
 

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 
-from planners.hardware import DeviceKind
+from planners.hardware import DeviceKind, Note, NoteKind
 from planners.sizes import GIB, MIB
 from supervisor.devices.sighting import Reading, Sighting
 
@@ -28,7 +28,7 @@ class AppleSource:
                 _SYSCTL, capture_output=True, text=True, timeout=_SYSCTL_S, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as exc:
-            return Reading(notes=(f"sysctl: {exc}",))
+            return Reading(notes=(Note(NoteKind.DRIVER, f"sysctl: {exc}"),))
         return parse_sysctl(told.stdout)
 
 
@@ -36,7 +36,7 @@ def parse_sysctl(text: str) -> Reading:
     """The GPU in the output of sysctl. Free is unknown: only Metal can tell it."""
     found = dict(re.findall(r"^([\w.]+): (.*)$", text, re.MULTILINE))
     if not (memory := found.get("hw.memsize", "")).isdecimal():
-        return Reading(notes=("sysctl: hw.memsize is missing",))
+        return Reading(notes=(Note(NoteKind.DRIVER, "sysctl: hw.memsize is missing"),))
     memory_bytes = int(memory)
     # Older systems have no iogpu key; 0 means the system's default.
     wired_mib = int(found.get("iogpu.wired_limit_mb", "0") or 0)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planners.hardware import DeviceKind
+from planners.hardware import DeviceKind, Note, NoteKind
 from supervisor.devices.kernel_files import ROOT, text_of
 from supervisor.devices.pci import link_bytes_per_s, numa_node
 from supervisor.devices.sighting import Reading, Sighting, kind_by_name
@@ -87,12 +87,16 @@ class NvidiaSource:
                 compute_flops=_flops(handle),
             )
         except pynvml.NVMLError as exc:
-            return Reading(notes=(f"NVML: card {index}: {exc}",))
+            return Reading(notes=(_note(f"card {index}: {exc}"),))
         return Reading((whole,))
 
     def _unread(self, why: str, *, always: bool = False) -> Reading:
         """No reading. On a machine without such a card that is no news, so no note."""
-        return Reading(notes=(f"NVML: {why}",) if always or has_card(self._root) else ())
+        return Reading(notes=(_note(why),) if always or has_card(self._root) else ())
+
+
+def _note(why: str) -> Note:
+    return Note(NoteKind.DRIVER, f"NVML: {why}")
 
 
 def has_card(root: Path) -> bool:

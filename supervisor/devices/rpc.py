@@ -18,7 +18,7 @@ from time import monotonic
 import structlog
 
 from planners.backends import Engine
-from planners.hardware import Device, DeviceId, DeviceKind
+from planners.hardware import Device, DeviceId, DeviceKind, Note, NoteKind
 from planners.rpc import NAME_PREFIX, device_id
 from supervisor.devices.rpc_protocol import (
     DeviceMemory,
@@ -51,7 +51,7 @@ class Remote:
     """In the order of the servers; one without an engine's name for each that is silent."""
     silent: tuple[tuple[DeviceId, str], ...] = ()
     """Why servers cannot be used, under their first device; nothing of those only just asked."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 Said = Greeting | ServerSilent
@@ -226,7 +226,7 @@ class RpcServers:
     def _remote(self) -> Remote:
         devices: list[Device] = []
         silents: list[ServerSilent] = []
-        notes: list[str] = []
+        notes: list[Note] = []
         n_named = 0
         for name in self._servers:
             match self._usable(name):
@@ -234,7 +234,7 @@ class RpcServers:
                     silents.append(silent)
                     devices.append(_device(name))
                 case None:
-                    notes.append(f"RPC server {name}: {JUST_ASKED}")
+                    notes.append(_note(name, f"RPC server {name}: {JUST_ASKED}"))
                     devices.append(_device(name))
                 case Greeting(protocol, memories):
                     backends = self._backends(protocol)
@@ -243,7 +243,8 @@ class RpcServers:
                         devices.append(_device(name, index, memory, names=names))
                     n_named += len(memories)
         reasons = tuple((device_id(silent.server, 0), silent.why) for silent in silents)
-        return Remote(tuple(devices), reasons, (*map(str, silents), *notes))
+        told = (_note(silent.server, str(silent)) for silent in silents)
+        return Remote(tuple(devices), reasons, (*told, *notes))
 
     def _usable(self, name: str) -> Said | None:
         said = self._said(name)
@@ -259,6 +260,10 @@ class RpcServers:
         """The backends whose engines speak it."""
         tried = {b: self._trials.get((e.path, protocol)) for b, e in self._engines.items()}
         return [backend for backend, trial in tried.items() if trial is not None and trial.speaks]
+
+
+def _note(server: str, text: str) -> Note:
+    return Note(NoteKind.SERVER, text, device_id(server, 0))
 
 
 def _is_good(said: Said | None) -> bool:

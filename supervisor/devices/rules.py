@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from planners.absence import rule_rank
-from planners.hardware import Device, DeviceKind, Host
+from planners.hardware import Device, DeviceKind, Host, Note, NoteKind
 from planners.settings import DeviceRule, MemoryRule, PlacementRules
 
 
@@ -54,24 +54,26 @@ def sharing(device: Device, host: Host, *, carved_out: tuple[int, int] | None = 
     return replace(device, total_bytes=total, free_bytes=lent)
 
 
-def unmatched(rules: Sequence[DeviceRule], devices: Sequence[Device]) -> Iterator[str]:
+def unmatched(rules: Sequence[DeviceRule], devices: Sequence[Device]) -> Iterator[Note]:
     """A note per rule that names no device: a typing error, or a card that is gone."""
     names = ", ".join(f"{d.device_id} ({d.name})" for d in devices) or "none"
     for rule in rules:
         if all(rule_rank(rule, device) is None for device in devices):
-            yield f'[devices."{rule.name}"] names no device of this machine; there are: {names}'
+            text = f'[devices."{rule.name}"] names no device of this machine; there are: {names}'
+            yield Note(NoteKind.RULE, text)
 
 
-def unserved(devices: Sequence[Device], *, hiding: Sequence[str]) -> Iterator[str]:
+def unserved(devices: Sequence[Device], *, hiding: Sequence[str]) -> Iterator[Note]:
     """A note per card that no engine can use; `hiding` are variables that hide devices from one."""
     told = ", ".join(dict.fromkeys(hiding))
     remedy = f"{told} may hide it" if told else "scripts/build_backends.sh can build one"
     for device in devices:
         if not device.engine_names:
-            yield f"{device.name} ({device.device_id}): no engine here sees it; {remedy}"
+            text = f"{device.name} ({device.device_id}): no engine here sees it; {remedy}"
+            yield Note(NoteKind.DEVICE, text, device.device_id)
 
 
-def unclear(devices: Sequence[Device], *, hiding: Sequence[str]) -> Iterator[str]:
+def unclear(devices: Sequence[Device], *, hiding: Sequence[str]) -> Iterator[Note]:
     """A note per Vulkan device that may be another card of the same name.
 
     Vulkan numbers cards in an order of its own: where a variable hides one of several equal cards,
@@ -81,8 +83,9 @@ def unclear(devices: Sequence[Device], *, hiding: Sequence[str]) -> Iterator[str
     for device in devices if told else ():
         twins = [d for d in devices if d.name == device.name and d.pci is not None]
         if device.engine_name("vulkan") and any(not d.engine_name("vulkan") for d in twins):
-            yield (
+            text = (
                 f"{device.engine_name('vulkan')} is one of {len(twins)} cards named {device.name}:"
                 f" with {told[0]} nobody can tell which; leave the variable out and use"
                 ' [devices."ID"] use = false'
             )
+            yield Note(NoteKind.DEVICE, text, device.device_id)

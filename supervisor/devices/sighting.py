@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from planners.hardware import DeviceKind
+from planners.hardware import DeviceKind, Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Reading:
     """What one source found, and what it could not read."""
 
     sightings: tuple[Sighting, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 class DeviceSource(Protocol):

@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
-from bench.planner.__main__ import TABLE, over_table
+from bench.planner.__main__ import SHAPES, TABLE, over_table
 from bench.planner.flags import NotModelled, asked, launch_shape
 from bench.planner.rows import Row, read_rows
-from bench.planner.scores import errors, report
+from bench.planner.scores import errors, percentile, report
 from planners.hardware import DeviceId
 
 LINES = TABLE.read_text().splitlines()
@@ -29,6 +29,20 @@ def test_a_seeded_handful_of_rows_is_predicted_to_the_percent() -> None:
 
     assert len(found) > 20
     assert max(abs(error.share) for error in found) < 0.01
+    assert not any(error.is_above_bound for error in found)
+
+
+def test_launches_of_random_shapes_are_predicted_to_the_percent() -> None:
+    rows = [row for row in read_rows(SHAPES.read_text().splitlines()) if isinstance(row, Row)]
+
+    found = [error for row in rows for error in errors(row)]
+
+    shares = sorted(abs(error.share) for error in found)
+    assert len(rows) == 220
+    assert percentile(shares, 0.5) < 0.001
+    assert percentile(shares, 0.95) < 0.005
+    assert shares[-1] < 0.03
+    assert all(error.are_parts_exact for error in found)
     assert not any(error.is_above_bound for error in found)
 
 
@@ -86,9 +100,10 @@ def test_an_unknown_architecture_is_judged_by_its_sums() -> None:
     [
         pytest.param(["-c", "4096"], (4, True, 4096, 512), id="defaults share one cache"),
         pytest.param(["-c", "4000", "-np", "3"], (3, False, 4608, 512), id="slots are padded"),
-        pytest.param(["-c", "100", "-np", "1"], (1, False, 256, 256), id="a context is padded"),
+        pytest.param(["-c", "100", "-np", "1"], (1, False, 256, 100), id="a context is padded"),
         pytest.param(["-c", "4096", "-np", "2", "-kvu"], (2, True, 4096, 512), id="shared"),
         pytest.param(["-c", "4096", "-b", "64"], (4, True, 4096, 64), id="a batch cuts ubatches"),
+        pytest.param(["-c", "300", "-np", "1"], (1, False, 512, 300), id="batches are not padded"),
     ],
 )
 def test_flags_become_effective_shapes(
@@ -105,7 +120,7 @@ def test_flags_become_effective_shapes(
         (["-ngl", "99", "-ts", "1,1"], (3, 2)),
         (["-ngl", "1", "-ts", "1,1"], (1, 0)),
         (["-ngl", "4", "-ts", "3,1"], (3, 1)),
-        (["-ngl", "0"], ()),
+        (["-ngl", "0", "-ts", "1,1"], (0, 0)),
     ],
 )
 def test_layers_are_split_by_the_engines_rule(flags: list[str], split: tuple[int, ...]) -> None:
@@ -114,6 +129,13 @@ def test_layers_are_split_by_the_engines_rule(flags: list[str], split: tuple[int
     shape = launch_shape(asked(flags), some_row().model, devices=devices)
 
     assert tuple(layers for _, layers in shape.split) == split
+
+
+def test_a_split_by_rows_over_several_devices_is_not_modelled() -> None:
+    devices = [DeviceId("rpc:a:1"), VULKAN]
+
+    with pytest.raises(NotModelled, match="-sm row"):
+        launch_shape(asked(["-ts", "1,1", "-sm", "row"]), some_row().model, devices=devices)
 
 
 def test_a_split_by_free_memory_is_not_modelled() -> None:

@@ -12,11 +12,21 @@ from tempfile import TemporaryDirectory
 
 from planners.backends import Engine, RejectedEngine
 from planners.exits import Cause, ExitKind
-from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile, Host
+from planners.hardware import (
+    HOST,
+    Device,
+    DeviceId,
+    DeviceKind,
+    HardwareProfile,
+    Host,
+    Note,
+    NoteKind,
+)
 from planners.model import BrokenFile, ModelId
 from planners.outlook import Outlook
 from planners.plan import DeviceBytes, InstanceId, LaunchPlan, Shortfall
 from planners.profile_json import RecordedProfile, encode_profile
+from planners.reasons import Price, Reason, ReasonKind, Unit, unused
 from planners.sizes import GIB, MIB
 from planners.view import InstanceState, Observed
 from proxy.admin import ReloadRefused, build_admin_app
@@ -72,7 +82,16 @@ PLAN = LaunchPlan(
         DeviceBytes(GPU, 4 * GIB, 512 * MIB, 256 * MIB, 128 * MIB),
         DeviceBytes(HOST, 300 * MIB, 0, 20 * MIB),
     ),
-    reasons=("all 29 layers fit Vulkan0: 4.9 GiB of 22.0 GiB",),
+    reasons=(
+        unused(DeviceId("vulkan:Vulkan1"), "llvmpipe", "it is the processor posing as a GPU"),
+        Reason(ReasonKind.LAYERS, "29 of 41 layers on a card: 4.9 GiB of the 22.0 GiB it can give"),
+        Reason(
+            ReasonKind.LAYERS_ON_HOST,
+            "12 of 41 layers on the processor: no room is left on a device",
+            price=Price(Unit.DECODE, 40.0, 120.0),
+        ),
+        Reason(ReasonKind.SPEED, "predicted: 1200 tokens/s of prompt and 40 tokens/s of decode"),
+    ),
 )
 READY = Observed(
     instance_id=InstanceId("i1"),
@@ -137,7 +156,7 @@ HARDWARE = HardwareProfile(
             use=False,
         ),
     ),
-    notes=("NVML: library not found",),
+    notes=(Note(NoteKind.DRIVER, "NVML: library not found"),),
 )
 ENGINE = Engine(
     "0123456789ab", "vulkan", "/opt/llama/llama-server", "config", (), frozenset(), (), "b11434"
@@ -229,6 +248,20 @@ class OneModelService:
         self._known(name)
         self.asked.append(("plan", name, context, parallel, hardware))
         return OUTLOOK if self.fits else replace(OUTLOOK, answer=SHORTFALL)
+
+    async def plan_together(
+        self,
+        names: Sequence[str],
+        *,
+        context: int | None,
+        parallel: int | None,
+        hardware: HardwareProfile | None,
+    ) -> Sequence[Outlook]:
+        self.asked.append(("plans", tuple(names), context, parallel, hardware))
+        return [
+            await self.plan(name, context=context, parallel=parallel, hardware=hardware)
+            for name in names
+        ]
 
     async def profile(self) -> str:
         return self.machine

@@ -27,12 +27,16 @@ class RpcServer:
 
 
 @contextmanager
-def rpc_server(*, port: int | None = None) -> Iterator[RpcServer]:
-    """The quickstart's server on a port, else a free one; the processor is its one device."""
+def rpc_server(folder: Path | None = None, *, port: int | None = None) -> Iterator[RpcServer]:
+    """The quickstart's server on a port, else a free one; the processor is its one device.
+
+    `folder`: where another engine's server lies.
+    """
     packaged = packaged_engine()
     assert packaged is not None, "the quickstart's engine is missing: make test installs it"
     port = port or free_port()
-    argv = (str(Path(packaged.path).parent / "ggml-rpc-server"), "-H", "127.0.0.1", "-p", str(port))
+    program = (folder or Path(packaged.path).parent) / "ggml-rpc-server"
+    argv = (str(program), "-H", "127.0.0.1", "-p", str(port))
     env = {"GGML_VK_VISIBLE_DEVICES": "", **dict(packaged.env)}
     process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from planners.ggml.header import GgufArray, GgufHeader, Scalar, Tensor
+from planners.ggml.layers import is_expert
 from planners.ggml.types import TENSOR_TYPES
 from planners.gguf import model_info
 from planners.model import ModelInfo
@@ -40,6 +41,8 @@ class TinyModel:
     type_number: int = _Q8_0
     n_vocab: int = N_VOCAB
     n_ctx: int = N_CTX
+    expert_type_number: int | None = None
+    """Of routed experts, where it is another than the rest's."""
 
     @property
     def facts(self) -> Facts:
@@ -73,11 +76,8 @@ def write(model: TinyModel, folder: Path) -> Path:
     """The model as a file in `folder`."""
     path = folder / f"{model.name}.gguf"
     chance = random.Random(model.name)
-    named = tensors(model.facts, is_tied=model.is_tied)
     entries, offset = [], 0
-    for name, shape in named:
-        number = _type_of(model, name, shape)
-        n_bytes = TENSOR_TYPES[number].row_bytes(n_elements(shape))
+    for name, shape, number, n_bytes in typed_tensors(model):
         entries.append((name, shape, number, offset, n_bytes))
         offset += _padded(n_bytes)
     pairs = [*_metadata(model), *_tokenizer(model)]
@@ -92,10 +92,22 @@ def write(model: TinyModel, folder: Path) -> Path:
     return path
 
 
+def typed_tensors(model: TinyModel) -> list[tuple[str, Shape, int, int]]:
+    """Each tensor's name, shape, type and bytes, in the file's order."""
+    return [
+        (name, shape, number, TENSOR_TYPES[number].row_bytes(n_elements(shape)))
+        for name, shape in tensors(model.facts, is_tied=model.is_tied)
+        for number in (_type_of(model, name, shape),)
+    ]
+
+
 def _type_of(model: TinyModel, name: str, shape: Shape) -> int:
     if is_f32(name, shape):
         return _F32
-    return model.type_number if shape[0] % TENSOR_TYPES[model.type_number].block == 0 else _F16
+    number = model.type_number
+    if model.expert_type_number is not None and is_expert(name):
+        number = model.expert_type_number
+    return number if shape[0] % TENSOR_TYPES[number].block == 0 else _F16
 
 
 def _write_weights(

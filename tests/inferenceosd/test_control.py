@@ -18,6 +18,8 @@ from supervisor.desired import Desired, Ground
 from supervisor.fleet import Fleet
 from supervisor.probe import HardwareProbe
 from supervisor.records import Records, open_records
+from supervisor.tinymodel import tiny_model
+from tests.fakes.machines import machine
 
 
 @dataclass
@@ -156,3 +158,22 @@ async def test_forgetting_is_an_event(control: Control) -> None:
 
     assert (report.what, report.launches) == ("all", 0)
     assert await kinds(control) == ["history.forgotten"]
+
+
+async def test_a_model_that_is_named_twice_is_planned_once_and_as_was_asked(
+    house: House, control: Control
+) -> None:
+    models = house.folder / "models"
+    models.mkdir()
+    for name in ("one", "other"):
+        (models / f"{name}.gguf").write_bytes(tiny_model())
+    house.write(f'[models]\ndirs = ["{models}"]')
+    await control.reload()
+
+    found = await control.plan_together(
+        ["one", "other", "one"], context=512, parallel=3, hardware=machine(host_gib=8)
+    )
+
+    assert [each.served.model_id for each in found] == ["one", "other"]
+    assert {each.served.settings.context for each in found} == {512}
+    assert {each.served.settings.parallel for each in found} == {3}

@@ -83,6 +83,35 @@ def test_a_plan_is_asked_for_with_its_numbers(served: Path, service: OneModelSer
     assert service.asked == [("plan", "qwen", 4096, 2, None)]
 
 
+def test_several_models_are_planned_beside_each_other(
+    served: Path, service: OneModelService
+) -> None:
+    result = ctl(served, "plan", "qwen", "qwen", "--context", "4096")
+
+    assert result.exit_code == 0
+    assert result.output.count("qwen: vulkan, context 4096 × 2") == 2
+    assert result.output.rpartition("together:")[2].count("NVIDIA GeForce RTX 4090") == 1
+    assert service.asked[0] == ("plans", ("qwen", "qwen"), 4096, None, None)
+
+
+def test_one_of_several_that_does_not_fit_ends_with_status_1(
+    served: Path, service: OneModelService
+) -> None:
+    service.fits = False
+
+    result = ctl(served, "plan", "qwen", "qwen")
+
+    assert result.exit_code == 1
+    assert "qwen does not fit" in result.output
+
+
+def test_files_and_names_are_not_planned_in_one_go(served: Path) -> None:
+    result = ctl(served, "plan", "qwen", "./qwen.gguf")
+
+    assert result.exit_code == 1
+    assert "name models or files, not both" in result.stderr
+
+
 def test_a_plan_that_does_not_fit_is_shown_with_status_1(
     served: Path, service: OneModelService
 ) -> None:

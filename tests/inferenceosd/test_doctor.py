@@ -7,8 +7,8 @@ import pytest
 
 from inferenceosd.doctor import Check, Disk, Facts, Verdict, checks, has_failed
 from inferenceosd.doctor_text import doctor_text
-from planners.hardware import Device, DeviceId, DeviceKind, HardwareProfile, Storage
-from planners.model import BrokenFile
+from planners.hardware import Device, DeviceId, DeviceKind, HardwareProfile, Note, NoteKind, Storage
+from planners.model import BrokenFile, BrokenKind
 from planners.profile_json import decode_profile
 from planners.sizes import GIB, MIB
 from proxy.admin_values import EngineReport
@@ -63,7 +63,9 @@ LIMITED = machine("container-cgroup")
 TIGHT = replace(LIMITED.host, numa_nodes=machine("no-gpu").host.numa_nodes, cgroup_limit_bytes=GIB)
 SLOW = replace(machine("no-gpu"), storage=(Storage("/models", 9 * GIB, 90e6),))
 HURRIED = replace(machine("no-gpu"), host=replace(machine("no-gpu").host, psi_some_avg10=35.0))
-MISMATCHED = replace(machine("no-gpu"), notes=("NVML: RM has detected a version mismatch.",))
+MISMATCHED = replace(
+    machine("no-gpu"), notes=(Note(NoteKind.DRIVER, "RM has detected a version mismatch."),)
+)
 UNSEEN = replace(
     machine("nvidia-24gb"),
     devices=(replace(machine("nvidia-24gb").devices[0], engine_names=()),),
@@ -77,7 +79,13 @@ SILENT = replace(
             None, None,
         ),
     ),
-    notes=("RPC server 10.0.0.2:50052: no answer within 2 s; models are placed without it",),
+    notes=(
+        Note(
+            NoteKind.SERVER,
+            "RPC server 10.0.0.2:50052: no answer within 2 s; models are placed without it",
+            DeviceId("rpc:10.0.0.2:50052"),
+        ),
+    ),
 )  # fmt: skip
 
 
@@ -186,11 +194,27 @@ SILENT = replace(
                 status=replace(
                     STATUS,
                     engines=(VULKAN,),
-                    broken=(BrokenFile("/m/a.gguf", "part 2 of 3 is missing: a-00002.gguf"),),
+                    broken=(
+                        BrokenFile(
+                            "/m/a.gguf", "part 2 of 3 is missing", kind=BrokenKind.INCOMPLETE
+                        ),
+                    ),
                 ),
             ),
             Verdict.FAIL, "models", "part 2 of 3 is missing", "download it again",
             id="a missing part",
+        ),
+        pytest.param(
+            replace(
+                WELL,
+                status=replace(
+                    STATUS,
+                    engines=(VULKAN,),
+                    broken=(BrokenFile("/m", "cannot be searched", kind=BrokenKind.FOLDER),),
+                ),
+            ),
+            Verdict.FAIL, "models", "cannot be searched", "name another in models.dirs",
+            id="a folder of models that is not there",
         ),
         pytest.param(
             replace(WELL, disks=(Disk("state", "/var/lib/x", 20 * MIB),)), Verdict.FAIL, "disk",

@@ -56,6 +56,37 @@ def test_a_file_is_planned_for_another_machine(ctl: CliRunner) -> None:
     assert [each["name"] for each in report["unused"]] == ["Intel(R) Iris(R) Xe Graphics (RPL-P)"]
 
 
+def test_several_files_are_planned_beside_each_other(
+    ctl: CliRunner, model: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.gguf"
+    other.write_bytes(tiny_model())
+    card = PROFILES / "nvidia-8gb.json"
+
+    result = run(ctl, "plan", model, other, model, "--hardware", card, "--json")
+
+    report = json.loads(result.output)
+    assert [each["plan"]["model_id"] for each in report["plans"]] == ["tiny", "other"]
+    for total in report["sums"]:
+        of_each = [p for each in report["plans"] for p in each["places"]]
+        on_it = [place["total_bytes"] for place in of_each if place["device"] == total["device"]]
+        assert total["total_bytes"] == sum(on_it)
+        assert total["models"] == 2
+
+
+def test_files_of_one_name_cannot_be_told_apart(
+    ctl: CliRunner, model: Path, tmp_path: Path
+) -> None:
+    twin = tmp_path / "elsewhere" / model.name
+    twin.parent.mkdir()
+    twin.write_bytes(model.read_bytes())
+
+    result = run(ctl, "plan", model, twin)
+
+    assert result.exit_code == 1
+    assert "are both named tiny" in result.stderr
+
+
 def test_a_file_that_is_no_model_is_one_sentence(ctl: CliRunner, tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"no model at all")
 

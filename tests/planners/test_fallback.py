@@ -1,10 +1,12 @@
 from dataclasses import replace
 
+import pytest
+
 from planners.fallback import binding_limits, fallbacks, host_weights, is_remote
 from planners.hardware import HOST, DeviceId
 from planners.kv_cache import LaunchShape
 from planners.memory import layer_devices, predict
-from planners.model import WeightInfo
+from planners.model import RecurrentShape, WeightInfo
 from tests.fakes.machines import LLAMA_8B, LLVMPIPE, machine, nvidia
 
 GPU, FAR = DeviceId("gpu"), DeviceId("rpc:box:50052")
@@ -31,6 +33,23 @@ def left(shape: LaunchShape) -> list[set[str]]:
 def test_the_matrix_of_mamba_1_stays_on_the_host_of_a_local_device() -> None:
     assert left(SHAPE) == [{"ssm_a"}, {"ssm_a"}, set()]
     assert left(replace(SHAPE, split=((FAR, 3),))) == [set(), set(), set()]
+
+
+@pytest.mark.parametrize(
+    ("d_state", "n_head", "expected"),
+    [(128, 8, set()), (256, 8, set()), (64, 8, {"ssm_a"}), (128, 64, {"ssm_a"})],
+)
+def test_decays_of_mamba_2_stay_where_no_device_scans_such_states(
+    d_state: int, n_head: int, expected: set[str]
+) -> None:
+    layer = replace(LAYER, weights=(WeightInfo("ssm_a", (1, n_head), 4 * n_head),))
+    ssm = RecurrentShape(d_inner=512, d_state=d_state, n_group=1, n_head=n_head)
+    model = replace(MODEL, layers=(layer,), recurrent=ssm)
+    shape = replace(SHAPE, split=((GPU, 2),))
+
+    first, _ = host_weights(model, shape, layer_devices(model, shape))
+
+    assert first == expected
 
 
 def test_experts_of_the_first_layers_stay_where_they_are_told_to() -> None:
@@ -70,8 +89,8 @@ def test_a_plan_names_each_fallback_and_nothing_that_was_asked_for() -> None:
     told = fallbacks(MODEL, shape, layer_devices(MODEL, shape))
 
     assert len(told) == 2
-    assert told[0].startswith("ssm_a of 2 layers stays in host memory (80 B)")
-    assert told[1].startswith("output.weight")
+    assert told[0].text.startswith("ssm_a of 2 layers stays in host memory (80 B)")
+    assert told[1].text.startswith("output.weight")
 
 
 def test_only_a_software_device_is_known_to_bind_little() -> None:

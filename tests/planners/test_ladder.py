@@ -173,4 +173,4 @@ def test_rubbish_is_no_rung(text: str | None) -> None:
 def test_a_rung_says_what_it_hides() -> None:
     (reason,) = Rung({HOST: 512 * MIB}).reasons()
 
-    assert "512.0 MiB on host" in reason
+    assert "512.0 MiB on host" in reason.text

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from planners.hardware import HOST, HardwareProfile
+from planners.kv_cache import LaunchShape
 from planners.learning import (
     LEAST_SAMPLES,
     MOST_FACTOR,
@@ -19,7 +20,7 @@ from planners.model import ModelId
 from planners.placement import plan_launch
 from planners.plan import DeviceBytes, LaunchPlan, Shortfall
 from planners.sizes import GIB, MIB
-from planners.speed import NOTHING_LEARNED, Learned, rates
+from planners.speed import NOTHING_LEARNED, Learned, rates, times_s
 from tests.fakes.machines import CPU, CUDA, LLAMA_8B, RULES, machine, nvidia, served
 
 CARD = nvidia(0, 24)
@@ -233,3 +234,33 @@ def test_the_name_of_a_model_is_no_part_of_its_key() -> None:
     plan = plan_on(machine())
 
     assert key_of(replace(plan, model_id=ModelId("other"), cache_ram_mib=1)) == key_of(plan)
+
+
+def test_a_short_prompt_on_a_card_pays_for_its_launches_alone_and_teaches_the_same_rate() -> None:
+    hardware, model = machine(CARD), LLAMA_8B
+    known = rates(hardware, n_threads=plan_on(hardware).n_threads)
+    whole = ((CARD.device_id, 33),)
+
+    def taught(prompt_tokens: int) -> float:
+        shape = LaunchShape(4096, 1, 512, min(512, prompt_tokens), split=whole)
+        token_s, _ = times_s(model, shape, rates=known, used_tokens=prompt_tokens)
+        seen = Exchange(prompt_tokens, prompt_tokens * token_s, 0, 0.0)
+        sample = rate_sample(seen, at=1.0, hardware=hardware, model=model, plan=plan_on(hardware))
+        assert sample is not None
+        assert sample.flops is not None
+        return sample.flops
+
+    usual = known[CARD.device_id].flops
+    assert taught(96) == pytest.approx(usual, rel=0.02)
+    assert taught(1500) == pytest.approx(usual, rel=0.02)
+
+
+def test_a_prompt_faster_than_its_launches_alone_teaches_nothing() -> None:
+    hardware = machine(CARD)
+    impossible = Exchange(prompt_tokens=512, prompt_s=1e-6, decode_tokens=0, decode_s=0.0)
+
+    told = rate_sample(
+        impossible, at=1.0, hardware=hardware, model=LLAMA_8B, plan=plan_on(hardware)
+    )
+
+    assert told is None

@@ -90,7 +90,23 @@ def test_limits_grow_with_what_they_limit() -> None:
     found = outlook(served(context=4096), limited, AROUND)
 
     assert isinstance(found.answer, Shortfall)
-    assert found.one_more_gib == ("1 GiB more on host: it would fit, with context 4096 × 1",)
+    assert found.one_more_gib == (
+        "1 GiB more on host and in its limit: it would fit, with context 4096 × 1",
+    )
+
+
+def test_more_host_memory_promises_nothing_that_the_limit_of_a_server_here_forbids() -> None:
+    server = Device(
+        DeviceId("rpc:127.0.0.1:50052"), DeviceKind.REMOTE, "RPC server 127.0.0.1:50052",
+        (("cuda", "RPC0"),), 24 * GIB, 24 * GIB,
+    )  # fmt: skip
+
+    free, limited = (looked(d, context=4096) for d in (server, replace(server, limit_bytes=GIB)))
+
+    assert isinstance(free.answer, LaunchPlan)
+    assert isinstance(limited.answer, LaunchPlan)
+    assert 0 < limited.answer.n_gpu_layers < free.answer.n_gpu_layers
+    assert not any("layers on devices" in each for each in limited.one_more_gib)
 
 
 def test_a_server_on_this_very_machine_has_no_memory_of_its_own_to_grow() -> None:

@@ -18,6 +18,7 @@ from planners.memory import layer_devices, predict
 from planners.model import LayerKind, ModelInfo, ServedModel, WeightInfo
 from planners.placement import plan_launch
 from planners.plan import DeviceBytes, InstanceId, LaunchPlan, Shortfall
+from planners.reasons import Price, ReasonKind, Unit, unused
 from planners.settings import PlacementRules
 from planners.sizes import GIB, MIB
 from planners.speed import PROMPT_WEIGHT, Learned, Speed, rates, speed
@@ -292,7 +293,7 @@ def test_an_idle_model_is_left_alone_where_stopping_it_brings_nothing() -> None:
 def test_every_decision_has_a_reason_with_numbers() -> None:
     plan = planned(machine(nvidia(0, 4), LLVMPIPE), served(parallel=2))
 
-    told = " | ".join(plan.reasons)
+    told = " | ".join(map(str, plan.reasons))
     for words in ("2 slots of", "of 33 layers on card 0", "on the processor", "prompt cache of",
                   "posing as a GPU", "batches of 512"):  # fmt: skip
         assert words in told
@@ -388,7 +389,7 @@ def test_a_plan_says_how_fast_it_will_be() -> None:
     assert on_card.predicted_decode_tokens_per_s is not None
     assert on_host.predicted_decode_tokens_per_s is not None
     assert on_card.predicted_decode_tokens_per_s > 3 * on_host.predicted_decode_tokens_per_s
-    assert "tokens/s of decode" in on_card.reasons[-1]
+    assert "tokens/s of decode" in on_card.reasons[-1].text
 
 
 def test_a_faster_card_is_taken_before_a_larger_one() -> None:
@@ -405,7 +406,7 @@ def test_a_device_that_slows_the_launch_down_is_left_out_with_the_reason() -> No
 
     assert [device for device, _, _ in plan.devices] == [CARD.device_id]
     assert plan.n_gpu_layers < 33
-    assert any("a slow card is not used: at 11 GB/s" in reason for reason in plan.reasons)
+    assert any("a slow card is not used: at 11 GB/s" in reason.text for reason in plan.reasons)
 
 
 def test_a_processor_faster_than_every_device_does_it_alone() -> None:
@@ -426,7 +427,7 @@ def test_an_automatic_kv_type_is_conceded_after_the_context_and_before_a_layer()
     assert (roomy.type_k, roomy.n_gpu_layers) == ("f16", 33)
     assert (tight.type_k, tight.type_v, tight.n_gpu_layers) == ("q8_0", "q8_0", 33)
     assert (tighter.type_k, tighter.n_gpu_layers < 33) == ("q8_0", True)
-    assert any("KV cache in q8_0/q8_0, not f16/f16" in reason for reason in tight.reasons)
+    assert any("KV cache in q8_0/q8_0, not f16/f16" in reason.text for reason in tight.reasons)
 
 
 def test_an_automatic_context_shrinks_before_the_kv_type_does() -> None:
@@ -445,14 +446,29 @@ def test_half_of_a_kv_type_may_be_fixed() -> None:
     assert (plan.type_k, plan.type_v) == ("q8_0", "f16")
 
 
+def price_of(plan: LaunchPlan, kind: ReasonKind) -> Price:
+    (reason,) = (reason for reason in plan.reasons if reason.kind is kind)
+    assert reason.price is not None
+    return reason.price
+
+
 def test_each_concession_has_its_price() -> None:
     experts = planned(machine(nvidia(0, 8)), served(MOE, context=4096))
     layers = planned(machine(nvidia(0, 4)), served(context=4096))
-    batch = planned(machine(nvidia(0, 5.06)), served(context=4096))
+    small = replace(nvidia(0, 4.73), bandwidth_bytes_per_s=250e9, compute_flops=400e12)
+    batch = planned(machine(small), served(context=4096))
+    context = planned(machine(nvidia(0, 8)))
 
-    for plan in (experts, layers):
-        assert any(r.startswith("its price: decode at") for r in plan.reasons), plan.reasons
-    assert any("512 would read prompts" in reason for reason in batch.reasons)
+    for plan, kind, unit in (
+        (experts, ReasonKind.EXPERTS_ON_HOST, Unit.DECODE),
+        (layers, ReasonKind.LAYERS_ON_HOST, Unit.DECODE),
+        (batch, ReasonKind.BATCH, Unit.PROMPT),
+        (context, ReasonKind.CONTEXT, Unit.CONTEXT),
+    ):
+        assert price_of(plan, kind).unit is unit
+        assert price_of(plan, kind).would_be > price_of(plan, kind).had
+    assert price_of(layers, ReasonKind.LAYERS_ON_HOST).had == layers.predicted_decode_tokens_per_s
+    assert price_of(context, ReasonKind.CONTEXT) == Price(Unit.CONTEXT, context.context, 32768)
 
 
 def test_without_a_fallback_nothing_runs_on_the_processor_alone() -> None:
@@ -491,7 +507,7 @@ def test_a_remote_server_that_is_silent_is_told_and_left_out() -> None:
     plan = planned(machine(silent))
 
     assert plan.devices == ()
-    assert "RPC server x is not used: it does not answer" in plan.reasons
+    assert unused(silent.device_id, "RPC server x", "it does not answer") in plan.reasons
 
 
 def test_what_was_learned_decides_where_a_model_goes() -> None:
@@ -589,7 +605,7 @@ def test_a_plan_names_what_a_devices_limit_keeps_on_the_host() -> None:
     )
 
     assert isinstance(plan, LaunchPlan)
-    assert any(reason.startswith("output.weight") for reason in plan.reasons)
+    assert any(reason.text.startswith("output.weight") for reason in plan.reasons)
 
 
 def test_a_draft_model_gets_its_room_before_layers_are_dealt_out() -> None:

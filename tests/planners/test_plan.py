@@ -6,6 +6,7 @@ from planners.hardware import HOST, DeviceId
 from planners.model import ModelId
 from planners.placement import plan_launch
 from planners.plan import DeviceBytes, LaunchPlan, Shortfall
+from planners.reasons import Reason, ReasonKind
 from planners.sizes import GIB
 from tests.fakes.machines import CUDA, RULES, machine, nvidia, served
 
@@ -35,7 +36,10 @@ def test_the_digest_changes_with_what_is_launched(plan: LaunchPlan) -> None:
 
 
 def test_the_digest_ignores_what_is_only_told(plan: LaunchPlan) -> None:
-    assert replace(plan, predicted=(), reasons=("another",)).digest == plan.digest
+    assert (
+        replace(plan, predicted=(), reasons=(Reason(ReasonKind.BATCH, "another"),)).digest
+        == plan.digest
+    )
 
 
 def test_bytes_are_summed_per_device(plan: LaunchPlan) -> None:

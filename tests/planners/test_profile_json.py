@@ -15,6 +15,8 @@ from planners.hardware import (
     DeviceKind,
     HardwareProfile,
     Host,
+    Note,
+    NoteKind,
     NumaNode,
     Storage,
 )
@@ -67,11 +69,12 @@ hosts = st.builds(
     ).map(tuple),
     bandwidth_bytes_per_s=rates,
 )
+notes = st.builds(Note, st.sampled_from(NoteKind), texts, st.none() | texts.map(DeviceId))
 profiles = st.builds(
     HardwareProfile,
     host=hosts,
     devices=st.lists(devices, max_size=4, unique_by=lambda device: device.device_id).map(tuple),
-    notes=st.lists(texts, max_size=3).map(tuple),
+    notes=st.lists(notes, max_size=3).map(tuple),
     storage=st.lists(st.builds(Storage, texts, st.none() | sizes, rates), max_size=2).map(tuple),
 )
 
@@ -95,11 +98,12 @@ def test_notes_of_any_length_and_any_characters_can_be_read_back(
     notes: list[str], long: int
 ) -> None:
     laptop = decode_profile(LAPTOP)
-    noted = replace(laptop.hardware, notes=(*notes, "x" * long))
+    told = tuple(Note(NoteKind.ENGINE, text) for text in (*notes, "x" * long))
+    noted = replace(laptop.hardware, notes=told)
 
     read = decode_profile(encode_profile(replace(laptop, hardware=noted)))
 
-    assert [len(note) for note in read.hardware.notes] == [*map(len, notes), min(long, 500)]
+    assert [len(note.text) for note in read.hardware.notes] == [*map(len, notes), min(long, 500)]
 
 
 @given(st.text(max_size=200))

@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 from planners.actions import Action, Refuse, Restart, Start, Stop
 from planners.exits import Cause, ExitKind
 from planners.hardware import HOST, Device, DeviceKind
-from planners.model import ModelSettings, ServedModel
+from planners.model import ModelId, ModelSettings, ServedModel
 from planners.placement import plan_launch
 from planners.plan import InstanceId, LaunchPlan
 from planners.reconcile import launch_key, reconcile
+from planners.settings import FleetSettings
 from planners.sizes import GIB, MIB
 from planners.taken import taken
 from planners.view import InstanceState, Observed, View
-from tests.fakes.machines import FLEET
+from tests.fakes import machines
+from tests.fakes.machines import FLEET, machine, served
 from tests.fakes.views import (
     CARD,
     ENGINE,
@@ -454,3 +456,58 @@ def test_no_pass_stops_what_works_for_another_or_starts_a_model_twice(
     started = [action.plan.model_id for action in done if isinstance(action, Start)]
     assert len(set(started)) == len(started)
     assert not set(started) & {i.model_id for i in world.instances}
+
+
+def pinned_twins() -> tuple[ServedModel, ServedModel]:
+    """Two 8B models, pinned, whose contexts are left to us."""
+    one, other = (replace(served(), model_id=ModelId(name)) for name in ("one", "other"))
+    return (
+        replace(one, settings=replace(one.settings, pin=True)),
+        replace(other, settings=replace(other.settings, pin=True)),
+    )
+
+
+def world_of(*models: ServedModel, card_gib: float, settings: FleetSettings = FLEET) -> View:
+    one_card = machine(machines.nvidia(0, card_gib), host_gib=64)
+    world = view(*models, machine=one_card, engines=(machines.CUDA,), settings=settings)
+    return replace(world, rules=machines.RULES)
+
+
+def test_pinned_models_are_planned_together_so_that_none_takes_all() -> None:
+    starts = actions(world_of(*pinned_twins(), card_gib=12.5))
+
+    plans = [start.plan for start in starts if isinstance(start, Start)]
+    assert [plan.model_id for plan in plans] == ["one", "other"]
+    assert [plan.n_gpu_layers for plan in plans] == [33, 33]
+    assert sum(plan.predicted[1].upper_bytes for plan in plans) <= 12.5 * GIB
+
+
+def test_a_model_that_comes_alone_has_all_there_is() -> None:
+    one, _ = pinned_twins()
+
+    (start,) = actions(world_of(one, card_gib=12.5))
+
+    assert isinstance(start, Start)
+    assert start.plan.context == 32768
+
+
+def test_models_that_do_not_fit_together_are_planned_one_by_one() -> None:
+    one, other = pinned_twins()
+    tight = world_of(one, replace(other, settings=replace(other.settings, context=131072)),
+                     card_gib=12.5)  # fmt: skip
+    small = replace(tight, hardware=machine(machines.nvidia(0, 12.5), host_gib=4))
+
+    (start,) = actions(small)
+
+    assert isinstance(start, Start)
+    assert start.plan.model_id == "one"
+    assert start.plan.context == 32768
+
+
+def test_more_pinned_models_than_may_be_loaded_are_not_planned_together() -> None:
+    (start,) = actions(
+        world_of(*pinned_twins(), card_gib=12.5, settings=replace(FLEET, max_loaded=1))
+    )
+
+    assert isinstance(start, Start)
+    assert start.plan.context == 32768

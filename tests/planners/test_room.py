@@ -7,17 +7,22 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from planners.actions import Start
 from planners.dry_runs import NO_DRY_RUNS, DryRunKey, DryRuns, PreflightFailed, Reserved, Told
 from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile
 from planners.kv_cache import LaunchShape
 from planners.memory import host_overhead_bytes, predict
-from planners.model import ModelInfo, ServedModel
+from planners.model import ModelId, ModelInfo, ServedModel
+from planners.outlook import Surroundings, outlooks
 from planners.placement import NO_FALLBACK, plan_launch
 from planners.plan import DeviceBytes, LaunchPlan, Shortfall
+from planners.reconcile import reconcile
 from planners.settings import PlacementRules
 from planners.sizes import KIB, MIB
+from planners.together import plan_together
 from tests.fakes.machines import CPU, FLAGS, RULES, VULKAN, engine, machine, model_info, served
 from tests.fakes.tiny_models import TinyModel, info_of, tiny_models
+from tests.fakes.views import view
 
 MODELS = (*(info_of(model) for model in tiny_models()), model_info(n_layer=6, layer_bytes=40 * MIB))
 SMOLLM2 = info_of(
@@ -186,6 +191,29 @@ def test_more_memory_never_turns_a_plan_into_a_shortfall(
     assert isinstance(answer(roomier, model, rules=rules), LaunchPlan)
 
 
+@pytest.mark.parametrize(
+    ("name", "card_bytes", "limit_bytes", "more_bytes"),
+    [
+        # One layer more on the host leaves its buffers no room: it has to be seen beforehand.
+        ("state-2", 114_327_720, 133_701_674, 526_137),
+        # Part of it on a device as slow as the host seems faster until its graph is drawn.
+        ("delta", 196_864_495, 111_968_256, 13_743_376),
+    ],
+)
+def test_what_the_host_has_more_never_costs_the_device_its_layers(
+    name: str, card_bytes: int, limit_bytes: int, more_bytes: int
+) -> None:
+    info = info_of(next(model for model in tiny_models() if model.name == name))
+    slow = machine(card(0, card_bytes / MIB, bandwidth=30e9), host_gib=64)
+    rules = replace(RULES, allows_cpu_fallback=False)
+    many = served(info, context=256, parallel=64)
+
+    for limit in (limit_bytes, limit_bytes + more_bytes):
+        plan = answer(limited(slow, limit), many, rules=rules)
+        assert isinstance(plan, LaunchPlan)
+        assert plan.n_gpu_layers == info.n_layer + 1
+
+
 def in_doubt(
     limit_bytes: int, dry_runs: DryRuns, model: ServedModel | None = None
 ) -> LaunchPlan | Shortfall:
@@ -226,9 +254,48 @@ def test_what_fits_by_the_estimate_alone_is_in_doubt_where_a_dry_run_can_tell() 
     assert isinstance(without, LaunchPlan)
     assert isinstance(sure, LaunchPlan)
     assert with_dry_runs.doubt is not None
-    assert any("a dry run of the engine decides" in reason for reason in with_dry_runs.reasons)
+    assert any("a dry run of the engine decides" in reason.text for reason in with_dry_runs.reasons)
     assert (without.doubt, sure.doubt) == (None, None)
     assert (with_dry_runs.n_ubatch, without.n_ubatch, sure.n_ubatch) == (WIDE, 128, WIDE)
+
+
+def crowded() -> tuple[ServedModel, ServedModel, HardwareProfile]:
+    """Two models, and a host on which the second fits by the estimate alone."""
+    one, other = (replace(many_slots(), model_id=ModelId(name)) for name in ("one", "other"))
+    first = in_doubt(2 * DOUBTED, NO_DRY_RUNS, one)
+    assert isinstance(first, LaunchPlan)
+    return one, other, limited(machine(), first.predicted[0].upper_bytes + DOUBTED)
+
+
+def test_a_dry_run_decides_of_models_that_are_planned_beside_each_other_too() -> None:
+    one, other, hardware = crowded()
+
+    plans = plan_together(
+        (one, other), hardware=hardware, engines=(MEASURING,), rules=RULES, promised={},
+        dry_runs=ASKING,
+    )  # fmt: skip
+
+    sure, doubted = plans.values()
+    assert isinstance(sure, LaunchPlan)
+    assert isinstance(doubted, LaunchPlan)
+    assert sure.doubt is None
+    assert doubted.doubt is not None
+    assert outlooks_of(one, other, hardware=hardware) == [sure, doubted]
+
+
+def outlooks_of(*models: ServedModel, hardware: HardwareProfile) -> list[LaunchPlan | Shortfall]:
+    around = Surroundings((MEASURING,), RULES, {}, {}, dry_runs=ASKING)
+    return [each.answer for each in outlooks(models, hardware, around)]
+
+
+def test_models_wanted_at_once_are_launched_in_doubt_where_the_second_is() -> None:
+    *models, hardware = crowded()
+    pinned = [replace(m, settings=replace(m.settings, pin=True)) for m in models]
+    world = view(*pinned, machine=hardware, engines=(MEASURING,))
+
+    starts = reconcile(replace(world, rules=RULES, dry_runs=ASKING), now_s=0.0)
+
+    assert [s.plan.doubt is not None for s in starts if isinstance(s, Start)] == [False, True]
 
 
 def test_a_confirmed_launch_goes_ahead_with_what_was_told() -> None:
@@ -237,7 +304,7 @@ def test_a_confirmed_launch_goes_ahead_with_what_was_told() -> None:
     assert isinstance(plan, LaunchPlan)
     assert (plan.n_ubatch, plan.doubt) == (WIDE, None)
     assert plan.predicted[0].margin_bytes <= 2 * KIB
-    assert any("as a dry run of the engine told" in reason for reason in plan.reasons)
+    assert any("as a dry run of the engine told" in reason.text for reason in plan.reasons)
 
 
 def test_a_refused_launch_gives_way_to_the_next_rung_and_says_so() -> None:
@@ -246,7 +313,7 @@ def test_a_refused_launch_gives_way_to_the_next_rung_and_says_so() -> None:
     assert isinstance(plan, LaunchPlan)
     assert plan.n_ubatch == 128
     assert any(
-        reason.startswith("refused by a dry run: context 256 × 64") for reason in plan.reasons
+        reason.text.startswith("refused by a dry run: context 256 × 64") for reason in plan.reasons
     )
 
 

@@ -12,6 +12,7 @@ from planners.speed import (
     DECODE_SHARE,
     KERNELS_S,
     NOTHING_LEARNED,
+    UBATCH_KERNELS_S,
     Learned,
     Rate,
     Rates,
@@ -55,6 +56,54 @@ def test_an_8b_model_decodes_on_a_card_of_1_tb_a_second_as_people_measure_it() -
 
     assert 90 < found.decode_tokens_per_s < 150  # RTX 4090, Q4_K_M
     assert 2000 < found.prompt_tokens_per_s < 10_000
+
+
+# llama.cpp pull request 20586: an RTX 4090, "llama 1B Q4_0", tokens/s of a
+# prompt by ubatch. The model's shape here is TinyLlama's, its bytes by hand.
+RECORDED_1B_ON_AN_RTX_4090 = {32: 11901.0, 64: 18555.0, 128: 26501.0, 256: 43138.0, 512: 49417.0}
+ARITHMETIC_OF_AN_RTX_4090 = 150e12  # what its matrix units brought there, learned
+
+
+@pytest.mark.parametrize(("n_ubatch", "recorded"), RECORDED_1B_ON_AN_RTX_4090.items())
+def test_a_small_models_prompts_are_bound_by_launches_as_recorded(
+    n_ubatch: int, recorded: float
+) -> None:
+    card = replace(nvidia(0, 24), bandwidth_bytes_per_s=1008e9, compute_flops=82e12)
+    learned = Learned({card.device_id: 900e9}, {card.device_id: ARITHMETIC_OF_AN_RTX_4090})
+    wide = model_info(n_layer=22, layer_bytes=24 * MIB)
+    model = replace(
+        wide, n_params=1_100_048_384, n_embd=2048, input_bytes=36 * MIB, output_bytes=53 * MIB
+    )
+    asked = replace(shape((card.device_id, 23)), n_ubatch=n_ubatch)
+
+    found = speed(model, asked, rates=rates(machine(card), n_threads=8, learned=learned))
+
+    assert found.prompt_tokens_per_s == pytest.approx(recorded, rel=0.2)
+
+
+def test_no_model_is_so_small_that_its_prompts_cost_nothing() -> None:
+    card = replace(nvidia(0, 24), bandwidth_bytes_per_s=1008e9, compute_flops=82e12)
+    tiny = replace(model_info(n_layer=30, layer_bytes=1), n_params=30, output_bytes=0)
+
+    found = speed(tiny, shape((card.device_id, 31)), rates=rates(machine(card), n_threads=8))
+
+    assert found.prompt_tokens_per_s < 512 / (30 * UBATCH_KERNELS_S)
+
+
+def test_a_prompt_goes_to_another_machine_no_faster_than_the_wire() -> None:
+    wire = Rate(500e9, 50e12, hop_s=1e-3, link_bytes_per_s=117e6)
+
+    told = speed(LLAMA_8B, shape((GPU, 33)), rates={**RATES, GPU: wire})
+
+    assert told.prompt_tokens_per_s < 117e6 / (4 * LLAMA_8B.n_embd)
+
+
+def test_a_prompt_is_read_no_slower_than_it_could_be_decoded() -> None:
+    weak: Rates = {HOST: Rate(40e9, 10e9)}
+
+    told = speed(LLAMA_8B, shape(), rates=weak)
+
+    assert told.prompt_tokens_per_s == told.decode_tokens_per_s
 
 
 def test_time_adds_up_over_devices_that_work_in_turn() -> None:

@@ -6,7 +6,7 @@ from planners.model import ModelId, ServedModel
 from planners.placement import plan_launch
 from planners.plan import LaunchPlan, Shortfall
 from planners.sizes import GIB
-from planners.together import plan_together
+from planners.together import Answers, plan_together
 from tests.fakes.machines import CPU, CUDA, RULES, machine, model_info, nvidia, served
 
 
@@ -77,3 +77,56 @@ def test_what_a_model_lacks_counts_those_before_it_and_none_after_it() -> None:
     assert large == plan_launch(
         wanted[0], hardware=hardware, engines=(CPU, CUDA), rules=RULES, promised={}
     )
+
+
+def twins() -> list[ServedModel]:
+    """Two 8B models that leave their contexts to us."""
+    return [replace(served(), model_id=ModelId(name)) for name in ("one", "other")]
+
+
+def test_an_automatic_context_gives_way_to_another_models_layers() -> None:
+    hardware = machine(nvidia(0, 12.5))
+    alone = plan_launch(twins()[0], hardware=hardware, engines=(CUDA,), rules=RULES, promised={})
+
+    plans = [plan for plan in together(twins(), hardware) if isinstance(plan, LaunchPlan)]
+
+    assert isinstance(alone, LaunchPlan)
+    assert alone.context == 32768
+    assert [plan.n_gpu_layers for plan in plans] == [33, 33]
+    assert all(4096 <= plan.context < 32768 for plan in plans)
+    assert any("would push out other models" in str(r) for plan in plans for r in plan.reasons)
+
+
+def test_contexts_are_as_large_as_alone_where_there_is_room_for_all() -> None:
+    plans = [p for p in together(twins(), machine(nvidia(0, 80))) if isinstance(p, LaunchPlan)]
+
+    assert [plan.context for plan in plans] == [32768, 32768]
+
+
+def test_a_context_that_was_asked_for_gives_way_to_nobody() -> None:
+    fixed, free = twins()
+    settings = replace(fixed.settings, context=32768)
+
+    plans = together([replace(fixed, settings=settings), free], machine(nvidia(0, 12.5)))
+
+    assert isinstance(plans[0], LaunchPlan)
+    assert plans[0].context == 32768
+
+
+def test_what_running_instances_hold_counts_against_limits() -> None:
+    card = replace(nvidia(0, 24), limit_bytes=12 * GIB)
+    wanted = models(112, 112)
+
+    free, held = (
+        plan_together(
+            wanted, hardware=machine(card), engines=(CUDA,), rules=RULES, promised={}, held=bytes_
+        )
+        for bytes_ in ({}, {card.device_id: 6 * GIB})
+    )
+
+    assert layers_on_devices(free) == 66
+    assert layers_on_devices(held) < 66
+
+
+def layers_on_devices(answers: Answers) -> int:
+    return sum(plan.n_gpu_layers for plan in answers.values() if isinstance(plan, LaunchPlan))

@@ -144,6 +144,7 @@ def test_what_does_not_fit_is_an_answer_and_no_error(
     ("method", "path", "body"),
     [
         ("POST", "/plan", {"model": "gpt"}),
+        ("POST", "/plans", {"models": ["qwen", "gpt"]}),
         ("POST", "/load", {"model": "gpt"}),
         ("POST", "/unload", {"model": "gpt"}),
         ("POST", "/retry", {"model": "gpt"}),
@@ -194,6 +195,9 @@ def test_a_wrong_configuration_is_refused_in_its_own_words(
         ("/load", b"[" * 10_000, 400),
         ("/load", b" " * (MAX_BODY_BYTES + 1), 413),
         ("/plan", b'{"model": "qwen", "context": 0}', 400),
+        ("/plans", b'{"models": []}', 400),
+        ("/plans", b'{"models": ["a","b","c","d","e","f","g","h","i"]}', 400),
+        ("/plans", b'{"models": ["qwen"], "parallel": 0}', 400),
         ("/plan", b'{"model": "qwen", "parallel": 99999999999}', 400),
     ],
 )

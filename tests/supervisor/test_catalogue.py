@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from planners.model import ModelId, ModelSettings, ServedModel
+from planners.model import BrokenKind, ModelId, ModelSettings, ServedModel
 from planners.settings import ModelRule
 from supervisor.catalogue import Catalogue
 from tests.fakes.gguf_writer import gguf, put, split_gguf
@@ -362,6 +362,7 @@ async def test_an_old_truncated_file_is_just_broken(catalogue: Catalogue, tmp_pa
 
     assert "truncated" in reasons(catalogue)["m.gguf"]
     assert "may still grow" not in reasons(catalogue)["m.gguf"]
+    assert [broken.kind for broken in catalogue.broken] == [BrokenKind.INCOMPLETE]
 
 
 async def test_reconfiguring_takes_effect_with_the_next_scan(

@@ -18,7 +18,7 @@ import pytest
 
 from planners.learning import LEAST_SAMPLES
 from planners.model import ModelId
-from planners.plan import LaunchPlan
+from planners.plan import LaunchPlan, Shortfall
 from planners.settings import ModelRule
 from planners.view import InstanceState
 from supervisor.child_logs import FILE_BYTES
@@ -26,6 +26,7 @@ from supervisor.devices.sighting import Reading
 from supervisor.journal_file import LAUNCHES
 from supervisor.lease import LineFull, ModelUnavailable, Stopping, Usage, WaitTimedOut
 from supervisor.tinymodel import tiny_model
+from tests.fakes import machines
 from tests.fakes.fleet_world import TINY, MakeWorld
 from tests.fakes.machines import PLAIN
 from tests.fakes.processes import is_gone
@@ -660,3 +661,22 @@ async def test_a_child_that_floods_its_log_is_served_and_bounded_on_disk(
 
         assert len(files) <= 2
         assert sum(path.stat().st_size for path in files) <= 2 * FILE_BYTES
+
+
+async def test_models_are_planned_beside_each_other_and_beside_what_runs(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world() as world:
+        tiny = world.fleet.resolve("tiny")
+        assert tiny is not None
+        others = [replace(tiny, model_id=ModelId(name)) for name in ("one", "other")]
+        roomy = await world.fleet.profile()
+        fixed = [replace(o, settings=replace(o.settings, context=2048)) for o in others]
+
+        beside = await world.fleet.outlooks(fixed)
+        elsewhere = await world.fleet.outlooks(fixed, elsewhere=machines.machine(host_gib=0.01))
+
+    assert [each.served.model_id for each in beside] == ["one", "other"]
+    assert all(isinstance(each.answer, LaunchPlan) for each in beside)
+    assert all(isinstance(each.answer, Shortfall) for each in elsewhere)
+    assert beside[0].hardware.host.total_bytes == roomy.host.total_bytes

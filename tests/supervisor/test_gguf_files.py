@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planners.gguf import GgufError, GgufKind
-from planners.model import BrokenFile
+from planners.model import BrokenFile, BrokenKind
 from supervisor import gguf_files
 from supervisor.gguf_files import ModelFile, file_at, read_model, sweep
 from tests.fakes.gguf_writer import gguf, pair, put, split_gguf
@@ -140,7 +140,8 @@ def test_a_path_whose_second_part_is_missing_says_so(tmp_path: Path) -> None:
 
     broken = file_at(str(first), name="mine")
 
-    assert broken == BrokenFile(str(first), "part 2 of 2: no such file or directory")
+    reason = "part 2 of 2: no such file or directory"
+    assert broken == BrokenFile(str(first), reason, kind=BrokenKind.INCOMPLETE)
 
 
 def test_a_path_to_a_folder_is_no_model(tmp_path: Path) -> None:

@@ -199,6 +199,20 @@ async def test_a_plan_that_waits_too_long_for_others_is_given_up() -> None:
             await first
 
 
+async def test_plans_of_several_models_are_thought_out_beside_the_loop_too() -> None:
+    engines = HeldEngines((CPU,))
+    around = Surroundings(engines, RULES, {}, {})
+    one, other = (replace(served(), model_id=ModelId(name)) for name in ("one", "other"))
+    async with Planner(changed=lambda: None) as planner, asyncio.timeout(10):
+        plans = asyncio.create_task(planner.outlooks((one, other), MACHINE, around))
+        while not engines.reached.is_set():
+            await asyncio.sleep(0)  # the loop runs while the plan waits
+        assert not plans.done()
+        engines.opened.set()
+
+        assert [each.served for each in await plans] == [one, other]
+
+
 async def test_a_planner_that_is_over_plans_no_more() -> None:
     async with Planner(changed=lambda: None) as planner:
         pass

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from planners.backends import Engine
-from planners.hardware import DeviceKind
+from planners.hardware import DeviceKind, Note, NoteKind
 from planners.settings import DeviceRule, MemoryRule, PlacementRules
 from planners.sizes import GIB, MIB
 from supervisor.backends import find_engines
@@ -35,7 +35,7 @@ CARD = Sighting(
 class Fixed:
     """A source that sees the same each time."""
 
-    def __init__(self, *sightings: Sighting, notes: tuple[str, ...] = ()) -> None:
+    def __init__(self, *sightings: Sighting, notes: tuple[Note, ...] = ()) -> None:
         self.name = "fixed"
         self._reading = Reading(sightings, notes)
 
@@ -126,12 +126,12 @@ async def test_a_source_that_hangs_is_a_note_and_the_others_are_read() -> None:
 
     assert time.monotonic() - begun_s < 5
     assert [device.name for device in profile.devices] == ["NVIDIA GeForce RTX 4090"]
-    assert profile.notes[0] == "nvml: no answer within 0.2 s; its driver or disk may hang"
+    assert profile.notes[0].text == "nvml: no answer within 0.2 s; its driver or disk may hang"
     hung.let_go.set()
 
 
 async def test_what_a_source_notes_is_in_the_profile() -> None:
-    note = "NVML: RM has detected an NVML/RM version mismatch."
+    note = Note(NoteKind.DRIVER, "NVML: RM has detected an NVML/RM version mismatch.")
 
     profile = await probe(sources=(Fixed(notes=(note,)),)).profile()
 
@@ -142,7 +142,7 @@ async def test_a_card_without_an_engine_is_a_device_and_a_note() -> None:
     profile = await probe(sources=(Fixed(CARD),)).profile()
 
     assert profile.devices[0].engine_names == ()
-    assert "no engine here sees it" in profile.notes[0]
+    assert "no engine here sees it" in profile.notes[0].text
 
 
 async def test_a_software_device_is_used_only_where_a_rule_says_so(
@@ -196,7 +196,7 @@ async def test_an_engine_that_stops_listing_leaves_its_cards_with_free_unknown(
 
     assert profile.devices[0].total_bytes == 16032 * MIB
     assert profile.devices[0].free_bytes is None
-    assert "--list-devices" in profile.notes[0]
+    assert "--list-devices" in profile.notes[0].text
 
 
 async def test_engines_are_not_asked_for_cards_that_a_vendors_library_covers(

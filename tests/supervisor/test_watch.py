@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planners.backends import Engine
-from planners.hardware import DeviceKind
+from planners.hardware import DeviceKind, Note, NoteKind
 from planners.settings import DeviceRule, PlacementRules
 from planners.sizes import GIB
 from supervisor.devices.sighting import Reading, Sighting
@@ -28,7 +28,7 @@ CARD = Sighting(
     pci="0000:01:00.0",
 )
 LISTED = "  CUDA0: NVIDIA GeForce RTX 4090 (24081 MiB, 23000 MiB free)\n"
-LOST = Reading(notes=("NVML: GPU is lost",))
+LOST = Reading(notes=(Note(NoteKind.DRIVER, "NVML: GPU is lost"),))
 
 
 class Told:

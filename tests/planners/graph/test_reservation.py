@@ -1,5 +1,6 @@
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from planners.kv_cache import LaunchShape
 from planners.memory import layer_devices, predict
 from planners.model import ModelInfo
 from tests.fakes.machines import LLAMA_8B
-from tests.fakes.tiny_models import info_of, tiny_models
+from tests.fakes.tiny_models import Number, info_of, tiny_models
 
 GPU, OTHER = DeviceId("gpu"), DeviceId("other")
 REMOTE = DeviceId("rpc:box:50052")
@@ -205,3 +206,91 @@ def test_what_is_remembered_of_another_split_is_what_drawing_anew_gives(
     for shape, found in zip(shapes, remembered, strict=True):
         forget()
         assert found == compute_bytes(info, shape, layer_devices(info, shape))
+
+
+def moved_to_host(name: str, **changes: Any) -> int:
+    """By how many bytes the host's buffer grows with `changes`, the whole model on one device."""
+    info = info_of(MODELS[name])
+    whole = replace(SHAPE, split=((GPU, info.n_layer + 1),), embedding=info.is_embedding)
+    return reserved(info, replace(whole, **changes))[HOST] - reserved(info, whole)[HOST]
+
+
+def test_without_flash_attention_vulkan_leaves_a_quantised_cache_of_many_heads_to_the_host() -> (
+    None
+):
+    scores = 4 * 6 * 2048 * 512  # f32, 6 heads, the cells of a slot, a ubatch
+
+    assert moved_to_host("dense", flash_attn=False) < scores / 2
+    assert moved_to_host("dense", flash_attn=False, type_k="q8_0") > scores
+
+
+def test_vulkan_does_not_attend_over_bf16_beside_another_type() -> None:
+    assert moved_to_host("dense", type_k="bf16", type_v="bf16") == 0
+    assert moved_to_host("dense", type_k="bf16") > 1 << 20
+
+
+def test_what_exceeds_a_binding_is_computed_on_the_host() -> None:
+    logits = 4 * 1024 * 512
+    info = info_of(MODELS["normed"])
+    whole = replace(SHAPE, n_ctx=1024, embedding=True, split=((GPU, info.n_layer + 1),))
+    bound = replace(whole, binding_limits=((GPU, logits - 1),))
+
+    assert reserved(info, bound)[GPU] < reserved(info, whole)[GPU]
+    assert reserved(info, bound)[HOST] > logits > reserved(info, whole)[HOST]
+
+
+def test_no_prefill_reserves_less_than_a_decode() -> None:
+    numbers: dict[str, Number] = {
+        "attention.head_count": 4, "attention.head_count_kv": [0, 0], "feed_forward_length": 224,
+        "ssm.conv_kernel": 3, "ssm.inner_size": 896, "ssm.state_size": 256,
+        "ssm.time_step_rank": 14, "ssm.group_count": 2, "attention.layer_norm_rms_epsilon": 1e-5,
+    }  # fmt: skip
+    info = info_of(replace(MODELS["hybrid-2"], n_embd=448, n_layer=2, numbers=numbers))
+    prefill = replace(SHAPE, n_parallel=4, n_batch=64, n_ubatch=64, split=((GPU, 3),))
+    decode = replace(prefill, n_batch=4, n_ubatch=4)
+
+    assert reserved(info, prefill)[GPU] == reserved(info, decode)[GPU] > 7 << 20
+
+
+def test_delta_nets_of_a_width_that_vulkan_lacks_are_done_in_chunks() -> None:
+    model = MODELS["delta"]
+    narrower = replace(model, numbers={**model.numbers, "ssm.inner_size": 4 * 96})
+    info, wider = info_of(narrower), info_of(model)
+    shape = replace(SHAPE, split=((GPU, info.n_layer + 1),))
+
+    assert reserved(info, shape)[GPU] > 1.2 * reserved(wider, shape)[GPU]
+
+
+def test_a_cache_laid_out_before_flash_attention_was_given_up_is_transposed_for_every_batch() -> (
+    None
+):
+    info = info_of(MODELS["dense"])
+    off = replace(SHAPE, flash_attn=False, split=((GPU, info.n_layer + 1),))
+    gave_up = replace(off, gave_up_flash_attn=True)
+
+    assert reserved(info, gave_up)[HOST] < reserved(info, off)[HOST]  # no index per element of V
+    assert gave_up.has_plain_v
+
+
+def test_nothing_is_borrowed_where_devices_are_told_not_to_help() -> None:
+    info = info_of(MODELS["dense"])
+    helped = replace(SHAPE, split=((GPU, 0),))
+    alone = replace(helped, op_offload=False)
+
+    assert reserved(info, helped)[GPU] > 1 << 20
+    assert reserved(info, alone)[GPU] == 0
+    assert reserved(info, alone)[HOST] == reserved(info, replace(alone, split=()))[HOST]
+
+
+@pytest.mark.parametrize("groups", [3, 8, 1 << 20, float("nan"), float("inf"), "many"])
+def test_groups_of_experts_that_cannot_be_are_estimated_or_ignored(
+    groups: int | float | str,
+) -> None:
+    info = info_of(MODELS["latent"])
+    told = (("deepseek2.expert_group_count", groups), ("deepseek2.expert_group_used_count", 1))
+    odd = replace(info, digest=f"{groups}", metadata=(*info.metadata, *told))
+    shape = replace(SHAPE, split=((GPU, info.n_layer + 1),))
+
+    found = compute_bytes(odd, shape, layer_devices(odd, shape))
+
+    assert found is None or found == reserved(info, shape)

@@ -78,3 +78,17 @@ def test_an_operation_that_a_device_lacks_runs_on_the_host() -> None:
     found = splits(mul_mat(weight(GPU), scan), on=backends(unsupported="ssm_scan"))
 
     assert places(found) == [(GPU, ["mul_mat"]), (HOST, ["ssm_scan"]), (GPU, ["mul_mat"])]
+
+
+def test_an_operation_that_its_weights_device_lacks_follows_its_sources() -> None:
+    x = mul_mat(weight(OTHER), leaf_input(64, 4))
+    odd = like("add", x, weight(GPU))
+    graph = Graph()
+    graph.expand(odd)
+
+    def supports(backend: int, node: Node) -> bool:
+        return backend != GPU or node.op != "add"
+
+    found = split(graph, Backends(3, (True, False, False), supports))
+
+    assert places(found) == [(OTHER, ["mul_mat"]), (OTHER, ["add"])]

@@ -5,6 +5,7 @@ import pytest
 from planners.errors import PlanError
 from planners.hardware import HOST, DeviceId
 from planners.layout.asked import asked, ubatches
+from planners.reasons import Price, Reason, ReasonKind, Unit
 from planners.speed import Rate, Rates, rates
 from tests.fakes.machines import LLAMA_8B, RULES, host, machine, model_info, served
 
@@ -43,7 +44,13 @@ def test_the_contexts_to_choose_from(
 def test_cutting_a_context_is_told() -> None:
     notes = asked(served(model_info(n_ctx_train=8192), context=200_000), rules=RULES).notes
 
-    assert notes == ("context 200000 is cut to 8192, the most it was trained for",)
+    assert notes == (
+        Reason(
+            ReasonKind.CONTEXT_CUT,
+            "context 200000 is cut to 8192, the most it was trained for",
+            price=Price(Unit.CONTEXT, had=8192, would_be=200_000),
+        ),
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +68,7 @@ def test_slots_are_the_models_then_the_rules_then_one(
 def test_warnings_of_the_file_are_handed_on() -> None:
     info = replace(LLAMA_8B, warnings=("a key is missing",))
 
-    assert asked(served(info), rules=RULES).notes == ("a key is missing",)
+    assert asked(served(info), rules=RULES).notes == (Reason(ReasonKind.FILE, "a key is missing"),)
 
 
 def test_an_unknown_cache_type_is_refused_with_those_there_are() -> None:
@@ -69,14 +76,26 @@ def test_an_unknown_cache_type_is_refused_with_those_there_are() -> None:
         asked(served(), rules=replace(RULES, type_k="q9"))
 
 
-def test_rows_that_no_block_divides_are_kept_in_f16() -> None:
-    layer = replace(LLAMA_8B.layers[0], k_width=40, v_width=40)
+def test_a_latent_cache_has_one_type() -> None:
+    layer = replace(LLAMA_8B.layers[0], n_head_kv=1, k_width=576, v_width=0)
+    info = replace(LLAMA_8B, layers=(layer,))
+
+    wish = asked(served(info), rules=replace(RULES, type_k="q8_0", type_v="f16"))
+
+    assert wish.types == (("q8_0", "q8_0"),)
+    assert "one row for both" in wish.notes[0].text
+
+
+@pytest.mark.parametrize("n_head_kv", [1, 2])
+def test_heads_that_no_block_divides_are_kept_in_f16(n_head_kv: int) -> None:
+    width = 80 * n_head_kv  # two heads of 80 make rows of 160, which blocks of 32 divide
+    layer = replace(LLAMA_8B.layers[0], n_head_kv=n_head_kv, k_width=width, v_width=width)
     info = replace(LLAMA_8B, layers=(layer,))
 
     wish = asked(served(info), rules=replace(RULES, type_k="q8_0", type_v="q8_0"))
 
     assert wish.types == (("f16", "f16"),)
-    assert "f16, not q8_0/q8_0" in wish.notes[0]
+    assert "f16, not q8_0/q8_0" in wish.notes[0].text
 
 
 def test_without_flash_attention_v_is_not_quantised() -> None:

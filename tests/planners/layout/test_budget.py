@@ -68,8 +68,8 @@ def test_a_device_left_out_is_told_with_the_reason(device: Device, told: str) ->
     found = room(device)
 
     assert found.devices == ()
-    assert device.name in found.notes[0]
-    assert told in found.notes[0]
+    assert found.notes[0].device_id == device.device_id
+    assert told in found.notes[0].because
 
 
 def test_an_integrated_gpu_is_left_out_beside_a_discrete_one() -> None:
@@ -125,5 +125,17 @@ def test_of_very_many_devices_the_largest_with_room_are_used_and_the_others_name
     spared = [cards[0].name, full.name]
     assert sorted(budget.label for budget in found.spared) == sorted(spared)
     assert len(found.devices) == MOST_DEVICES
-    assert [note.split(" is not used: ")[0] for note in found.notes] == [full.name, cards[0].name]
+    assert [note.device_id for note in found.notes] == [full.device_id, cards[0].device_id]
     assert found.room_bytes(cards[0].device_id) == 8 * GIB
+
+
+def test_cards_of_one_name_are_told_apart_by_what_the_engine_calls_them() -> None:
+    twins = [replace(nvidia(i, 24), name="NVIDIA H100") for i in range(2)]
+
+    found = room(*twins, CARD)
+
+    assert [budget.label for budget in found.devices if "H100" in budget.label] == [
+        "NVIDIA H100 Vulkan0",
+        "NVIDIA H100 Vulkan1",
+    ]
+    assert CARD.name in [budget.label for budget in found.devices]

@@ -1,6 +1,6 @@
 import pytest
 
-from planners.hardware import DeviceKind
+from planners.hardware import DeviceKind, Note, NoteKind
 from planners.sizes import GIB, MIB
 from supervisor.devices.apple import parse_sysctl
 from supervisor.devices.sighting import Reading
@@ -31,4 +31,6 @@ def test_the_gpus_share_of_memory_is_the_systems_or_the_owners(text: str, total_
 
 
 def test_an_answer_without_memory_is_a_note() -> None:
-    assert parse_sysctl("sysctl: unknown oid") == Reading(notes=("sysctl: hw.memsize is missing",))
+    assert parse_sysctl("sysctl: unknown oid") == Reading(
+        notes=(Note(NoteKind.DRIVER, "sysctl: hw.memsize is missing"),)
+    )

@@ -113,7 +113,7 @@ def test_a_card_that_fell_off_the_bus_costs_no_other(read: Callable[..., Any]) -
     reading = read("lost")
 
     assert [s["name"] for s in reading["sightings"]] == ["NVIDIA GeForce RTX 4090"]
-    assert reading["notes"] == ["NVML: card 1: GPU is lost"]
+    assert [note["text"] for note in reading["notes"]] == ["NVML: card 1: GPU is lost"]
 
 
 def test_a_library_that_does_not_match_its_driver_is_a_note_with_the_remedy(
@@ -122,7 +122,7 @@ def test_a_library_that_does_not_match_its_driver_is_a_note_with_the_remedy(
     reading = read("mismatch")
 
     assert reading["sightings"] == []
-    (note,) = reading["notes"]
+    note = reading["notes"][0]["text"]
     assert "version mismatch" in note
     assert note.endswith("restart the machine")
 
@@ -134,7 +134,7 @@ def test_a_driver_that_is_not_loaded_is_news_only_where_there_is_a_card(
     with_card = read("not-loaded", root=FIXTURES / "nvidia-without-driver")
 
     assert without["notes"] == []
-    assert "modprobe nvidia" in with_card["notes"][0]
+    assert "modprobe nvidia" in with_card["notes"][0]["text"]
 
 
 def test_a_driver_that_hangs_is_cut_and_the_program_ends(told: Callable[..., str]) -> None:
@@ -162,5 +162,5 @@ def test_wsl_without_the_library_says_where_it_comes_from(tmp_path: Path) -> Non
         check=True,
     )
 
-    (note,) = json.loads(done.stdout)["notes"]
+    note = json.loads(done.stdout)["notes"][0]["text"]
     assert note.endswith("on WSL it comes with Windows' driver")

@@ -69,7 +69,7 @@ async def test_a_dead_server_is_seen_and_hides_no_other(
 
     assert [d.engine_names for d in remote.devices] == [(), (("vulkan", "RPC0"),)]
     assert len(remote.notes) == 1
-    assert f"RPC server {dead.address}: cannot be reached" in remote.notes[0]
+    assert f"RPC server {dead.address}: cannot be reached" in remote.notes[0].text
 
 
 async def test_what_answers_nonsense_is_left_out(engine: Engine) -> None:
@@ -85,7 +85,7 @@ async def test_what_answers_nonsense_is_left_out(engine: Engine) -> None:
         remote = await servers.look()
 
     assert [d.engine_names for d in remote.devices] == [()]
-    assert "models are placed without it" in remote.notes[0]
+    assert "models are placed without it" in remote.notes[0].text
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".example"], ids=["empty", "overlong"])
@@ -96,7 +96,7 @@ async def test_a_name_that_no_host_can_have_is_a_note(host: str, engine: Engine)
     remote = await servers.look()
 
     assert [d.engine_names for d in remote.devices] == [()]
-    assert "no host can have this name" in remote.notes[0]
+    assert "no host can have this name" in remote.notes[0].text
 
 
 async def test_without_an_engine_that_knows_rpc_every_server_is_useless(engine: Engine) -> None:
@@ -105,7 +105,7 @@ async def test_without_an_engine_that_knows_rpc_every_server_is_useless(engine: 
 
     remote = await servers.look()
 
-    assert "no llama-server here knows --rpc" in remote.notes[0]
+    assert "no llama-server here knows --rpc" in remote.notes[0].text
 
 
 async def test_a_server_that_dies_is_seen_at_once_where_somebody_asks_for_it(
@@ -135,7 +135,9 @@ async def test_a_server_that_never_answers_holds_up_no_look_and_no_other_server(
 
         async with attended(servers) as until:
             first = await servers.look()
-            remote = await until(lambda remote: not any("only just" in n for n in remote.notes))
+            remote = await until(
+                lambda remote: not any("only just" in str(n) for n in remote.notes)
+            )
 
     assert not [server for server, _ in first.silent if server == f"rpc:{address}"]
     assert [d.engine_names for d in remote.devices] == [(), (("vulkan", "RPC0"),)]

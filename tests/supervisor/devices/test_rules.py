@@ -151,7 +151,7 @@ def test_one_of_several_equal_cards_that_a_variable_hides_from_vulkan_is_noted()
 
     (note,) = unclear([shown, hidden], hiding=("GGML_VK_VISIBLE_DEVICES=1",))
 
-    assert note.startswith("Vulkan0 is one of 2 cards named")
+    assert note.text.startswith("Vulkan0 is one of 2 cards named")
     assert list(unclear([shown, hidden], hiding=("CUDA_VISIBLE_DEVICES=1",))) == []
     assert list(unclear([shown], hiding=("GGML_VK_VISIBLE_DEVICES=0",))) == []
 
@@ -163,8 +163,8 @@ def test_a_card_of_its_own_does_not_share_the_hosts_memory() -> None:
 def test_a_rule_that_names_nothing_is_noted_with_what_there_is() -> None:
     (note,) = unmatched((rule("Vulcan0"), rule("Vulkan1")), [CARD])
 
-    assert '"Vulcan0"' in note
-    assert "pci:0000:01:00.0" in note
+    assert '"Vulcan0"' in note.text
+    assert "pci:0000:01:00.0" in note.text
 
 
 def test_a_card_no_engine_sees_is_noted() -> None:
@@ -173,6 +173,7 @@ def test_a_card_no_engine_sees_is_noted() -> None:
     (built,) = unserved([CARD, lonely], hiding=())
     (shown,) = unserved([CARD, lonely], hiding=("CUDA_VISIBLE_DEVICES=0",) * 2)
 
-    assert "NVIDIA T4" in built
-    assert built.endswith("scripts/build_backends.sh can build one")
-    assert shown.endswith("; CUDA_VISIBLE_DEVICES=0 may hide it")
+    assert "NVIDIA T4" in built.text
+    assert built.device_id == lonely.device_id
+    assert built.text.endswith("scripts/build_backends.sh can build one")
+    assert shown.text.endswith("; CUDA_VISIBLE_DEVICES=0 may hide it")

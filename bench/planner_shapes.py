@@ -1,0 +1,330 @@
+"""Random configurations of llama-server: small models of twenty architectures, and their flags.
+
+Seeded: the same numbers give the same models. Shapes are odd on purpose, but such as the engine's
+loaders accept.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+
+from planners.ggml.types import TENSOR_TYPES
+from tests.fakes.recipes import BERTS
+from tests.fakes.tiny_models import Number, TinyModel
+
+ARCHITECTURES = (
+    "llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt-oss", "qwen3moe", "mixtral", "deepseek2",
+    "mamba", "mamba2", "jamba", "granitehybrid", "nemotron_h", "lfm2", "qwen3next", "qwen35",
+    "qwen35moe", "bert", "nomic-bert",
+)  # fmt: skip
+"""Kinds of model; "mixtral" is llama with experts."""
+_DEEP = 27  # layers of the one deepseek2 that loads without a compressed query
+_TYPES = {name: number for number, kind in TENSOR_TYPES.items() for name in (kind.name,)}
+_TIED = ("gemma2", "gemma3")
+_UNTIED = ("gpt-oss", *BERTS)
+_WEIGHTS = ("q8_0", "q8_0", "q4_0", "q4_0", "f16", "q4_1", "q5_0", "q6_k", "q4_k", "bf16")
+_EXPERTS = ("q8_0", "q4_0", "mxfp4", "f16")
+_CACHES = ("f16", "f16", "f16", "q8_0", "q8_0", "q4_0", "bf16", "f32", "q5_1", "iq4_nl")
+_PAIRS = {"key": "attention.key_length", "value": "attention.value_length"}
+
+Numbers = dict[str, Number]
+
+
+def _whole(told: Numbers, key: str) -> int:
+    """A number that is known to be one."""
+    value = told[key]
+    assert isinstance(value, int)
+    return value
+
+
+def random_model(rng: Random, kind: str, *, name: str) -> TinyModel:
+    """A model of one kind; its weights are small enough to load in a moment."""
+    n_embd = 64 * rng.choice((1, 2, 3, 4, 5, 6, 7, 8, 10, 12))
+    n_layer = rng.choice((1, 2, 3, 4, 5, 6, 7, 9, 12, 14))
+    architecture = "llama" if kind == "mixtral" else kind
+    rms: Numbers = {"attention.layer_norm_rms_epsilon": 1e-5}
+    numbers = rms | _KINDS[kind](rng, n_embd, n_layer)
+    if kind == "deepseek2" and "attention.q_lora_rank" not in numbers:
+        n_layer, n_embd = _DEEP, min(n_embd, 256)
+    is_encoder = architecture in BERTS
+    return TinyModel(
+        name=name,
+        architecture=architecture,
+        n_embd=n_embd,
+        n_layer=n_layer,
+        numbers=numbers,
+        is_tied=kind in _TIED or (kind not in _UNTIED and rng.random() < 0.5),
+        type_number=_TYPES["f16" if is_encoder else rng.choice(_WEIGHTS)],
+        n_vocab=rng.choice((512, 1000, 2048, 4099, 16000, 49152)),
+        n_ctx=rng.choice((512, 2048, 8192)) if is_encoder else 1 << 15,
+        expert_type_number=_TYPES[rng.choice(_EXPERTS)] if rng.random() < 0.5 else None,
+    )
+
+
+def _plain_heads(rng: Random, n_embd: int) -> Numbers:
+    """Heads that make up the model's width, for loaders that know no other."""
+    counts = [n for n in (1, 2, 3, 4, 6, 8, 12, 16) if n_embd % (n * 32) == 0]
+    n_head = rng.choice(counts)
+    n_kv = rng.choice([n for n in counts if n_head % n == 0])
+    return {
+        "attention.head_count": n_head, "attention.head_count_kv": n_kv,
+        "rope.dimension_count": n_embd // n_head,
+    }  # fmt: skip
+
+
+def _heads(rng: Random, n_embd: int, *, widths: Sequence[int] = (32, 64, 80, 96, 128)) -> Numbers:
+    """Heads whose width need not divide the model's, in groups."""
+    n_kv = rng.choice((1, 1, 2, 2, 3, 4))
+    n_head = n_kv * rng.choice((1, 2, 3, 4, 6))
+    told: Numbers = {"attention.head_count": n_head, "attention.head_count_kv": n_kv}
+    plain = n_embd // n_head
+    if n_embd % n_head == 0 and plain % 32 == 0 and rng.random() < 0.5:
+        return told | {"rope.dimension_count": plain}
+    width = rng.choice(widths)
+    return told | dict.fromkeys(_PAIRS.values(), width) | {"rope.dimension_count": width}
+
+
+def _width(rng: Random, n_embd: int) -> int:
+    return max(32, rng.choice((n_embd // 2, n_embd, 2 * n_embd, 3 * n_embd, 8 * n_embd)) // 32 * 32)
+
+
+def _moe(rng: Random, n_embd: int) -> Numbers:
+    used = rng.choice((1, 2, 3, 4, 6, 8))
+    count = max(used, rng.choice((4, 6, 8, 16, 24)))
+    width = 32 * rng.choice((1, 2, 3, 4, 6, 8))
+    return {"expert_count": count, "expert_used_count": used, "expert_feed_forward_length": width}
+
+
+def _dense(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    return _heads(rng, n_embd) | {"feed_forward_length": _width(rng, n_embd)}
+
+
+def _plain(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    return _plain_heads(rng, n_embd) | {"feed_forward_length": _width(rng, n_embd)}
+
+
+def _windowed(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    return _dense(rng, n_embd, n_layer) | {
+        "attention.sliding_window": rng.choice((64, 128, 500, 512, 1024, 4096))
+    }
+
+
+def _gemma2(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    soft = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    return _windowed(rng, n_embd, n_layer) | soft
+
+
+def _gemma3(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    told = _windowed(rng, n_embd, n_layer)
+    if rng.random() < 0.3:
+        told["attention.sliding_window_pattern"] = rng.choice((2, 3, 4))
+    return told
+
+
+def _gpt_oss(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    told = _windowed(rng, n_embd, n_layer) | _moe(rng, n_embd)
+    return told | {"feed_forward_length": told["expert_feed_forward_length"]}
+
+
+def _experts(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    return _dense(rng, n_embd, n_layer) | _moe(rng, n_embd)
+
+
+def _mixtral(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    told = _experts(rng, n_embd, n_layer)
+    told["feed_forward_length"] = told.pop("expert_feed_forward_length")
+    return told
+
+
+def _latent(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    rank, rope = rng.choice((64, 128, 256, 512)), rng.choice((32, 64))
+    told = _moe(rng, n_embd) | {
+        "attention.head_count": rng.choice((1, 2, 4, 8, 16)), "attention.head_count_kv": 1,
+        "attention.key_length": rank + rope, "attention.value_length": rank,
+        "attention.key_length_mla": rng.choice((32, 64, 128)) + rope,
+        "attention.value_length_mla": rng.choice((32, 64, 128)),
+        "rope.dimension_count": rope, "attention.kv_lora_rank": rank,
+        "feed_forward_length": _width(rng, n_embd), "expert_shared_count": rng.choice((1, 2, 3)),
+        "leading_dense_block_count": rng.choice((0, 1, 2)), "expert_weights_scale": 1.0,
+    }  # fmt: skip
+    if rng.random() < 0.8:
+        told["attention.q_lora_rank"] = rng.choice((32, 96, 256))
+    return told
+
+
+def _ssm_1(rng: Random, n_embd: int) -> Numbers:
+    return {
+        "ssm.conv_kernel": rng.choice((3, 4, 4)), "ssm.inner_size": 2 * n_embd,
+        "ssm.state_size": rng.choice((8, 16, 32)), "ssm.time_step_rank": rng.choice((8, 16, 48)),
+    }  # fmt: skip
+
+
+def _ssm_2(rng: Random, inner: int) -> Numbers:
+    head = rng.choice([w for w in (16, 32, 64, 128) if inner % w == 0])
+    heads = inner // head
+    groups = rng.choice([g for g in (1, 2, 4) if heads % g == 0])
+    return {
+        "ssm.conv_kernel": rng.choice((3, 4, 4)), "ssm.inner_size": inner,
+        "ssm.state_size": rng.choice((64, 128, 128, 256)), "ssm.time_step_rank": heads,
+        "ssm.group_count": groups,
+    }  # fmt: skip
+
+
+def _mamba(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    return _ssm_1(rng, n_embd) | {"attention.head_count": 0, "feed_forward_length": 0}
+
+
+def _mamba2(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    return _ssm_2(rng, 2 * n_embd) | {"attention.head_count": 0, "feed_forward_length": 0}
+
+
+def _attending(rng: Random, told: Numbers, n_layer: int) -> Numbers:
+    """Some layers attend: every third to fifth, from a random one on."""
+    period = rng.choice((2, 3, 4, 5))
+    at, n_kv = rng.randrange(period), _whole(told, "attention.head_count_kv")
+    counts = [n_kv if i % period == at else 0 for i in range(n_layer)]
+    return {**told, "attention.head_count_kv": counts}
+
+
+def _jamba(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    return _attending(rng, _plain(rng, n_embd, n_layer), n_layer) | _ssm_1(rng, n_embd)
+
+
+def _granite_hybrid(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    return _attending(rng, _dense(rng, n_embd, n_layer), n_layer) | _ssm_2(rng, 2 * n_embd)
+
+
+def _nemotron_h(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    told = _dense(rng, n_embd, n_layer) | _ssm_2(rng, 64 * rng.choice((4, 6, 8, 16)))
+    kinds = rng.choices(("mamba", "mlp", "attention"), (3, 2, 1), k=n_layer)
+    n_kv = _whole(told, "attention.head_count_kv")
+    width = _whole(told, "feed_forward_length")
+    return {
+        **told,
+        "attention.layer_norm_epsilon": 1e-5,
+        "attention.head_count_kv": [n_kv if kind == "attention" else 0 for kind in kinds],
+        "feed_forward_length": [width if kind == "mlp" else 0 for kind in kinds],
+    }
+
+
+def _lfm2(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    told = _attending(rng, _plain(rng, n_embd, n_layer), n_layer)
+    return told | {"shortconv.l_cache": rng.choice((3, 3, 4))}
+
+
+def _delta(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    told = _heads(rng, n_embd, widths=(64, 128, 256))
+    is_given = "attention.key_length" in told
+    width = (
+        _whole(told, "attention.key_length")
+        if is_given
+        else n_embd // _whole(told, "attention.head_count")
+    )
+    groups, state = rng.choice((1, 2, 4)), rng.choice((32, 64, 128))
+    heads = groups * rng.choice((1, 2, 3))
+    told |= {
+        "rope.dimension_count": width // 4,
+        "feed_forward_length": _width(rng, n_embd), "ssm.conv_kernel": 4,
+        "ssm.inner_size": state * heads, "ssm.state_size": state,
+        "ssm.time_step_rank": heads, "ssm.group_count": groups,
+    }  # fmt: skip
+    if rng.random() < 0.3:
+        told["full_attention_interval"] = rng.choice((2, 3))
+    return told
+
+
+def _sections(told: Numbers) -> Numbers:
+    part = _whole(told, "rope.dimension_count") // 4
+    return told | {"rope.dimension_sections": [part, part, 0, 0]}
+
+
+def _shared_experts(rng: Random, n_embd: int) -> Numbers:
+    return _moe(rng, n_embd) | {"expert_shared_feed_forward_length": 32 * rng.randint(1, 6)}
+
+
+def _qwen3next(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    return _delta(rng, n_embd, n_layer) | _shared_experts(rng, n_embd)
+
+
+def _qwen35(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    return _sections(_delta(rng, n_embd, n_layer))
+
+
+def _qwen35moe(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    return _qwen35(rng, n_embd, n_layer) | _shared_experts(rng, n_embd)
+
+
+def _encoder(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    n_head = rng.choice([h for h in (1, 2, 3, 4, 6, 8, 12) if n_embd % (h * 16) == 0])
+    return {
+        "attention.layer_norm_epsilon": 1e-5, "attention.head_count": n_head,
+        "feed_forward_length": _width(rng, n_embd), "attention.causal": False,
+        "pooling_type": rng.choice((1, 1, 2, 3)),
+    }  # fmt: skip
+
+
+_KINDS: dict[str, Callable[[Random, int, int], Numbers]] = {
+    **dict.fromkeys(("llama", "qwen3"), _dense), "qwen2": _plain,
+    "gemma2": _gemma2, "gemma3": _gemma3, "gpt-oss": _gpt_oss, "qwen3moe": _experts,
+    "mixtral": _mixtral, "deepseek2": _latent, "mamba": _mamba, "mamba2": _mamba2,
+    "jamba": _jamba, "granitehybrid": _granite_hybrid, "nemotron_h": _nemotron_h, "lfm2": _lfm2,
+    "qwen3next": _qwen3next, "qwen35": _qwen35, "qwen35moe": _qwen35moe,
+    **dict.fromkeys(BERTS, _encoder),
+}  # fmt: skip
+
+
+def random_flags(rng: Random, model: TinyModel, servers: Sequence[str]) -> tuple[str, ...]:
+    """One launch of `model`, in the words of its command line."""
+    return (*_placed(rng, model, servers), *_sized(rng, model), *_cached(rng, model))
+
+
+def _placed(rng: Random, model: TinyModel, servers: Sequence[str]) -> Iterator[str]:
+    n_all = model.n_layer + 1
+    where = rng.choices(("full", "partial", "remote", "processor"), (4, 3, 3, 1))[0]
+    if where == "processor":
+        yield from ("--device", "none")
+        return
+    layers = rng.randint(0, n_all) if where == "partial" or rng.random() < 0.3 else 99
+    yield from ("-ngl", str(layers))
+    if where == "remote":
+        count = rng.randint(1, len(servers))
+        shares = [str(rng.choice((0, 1, 1, 2, 3))) for _ in range(count + 1)]
+        shares[rng.randrange(count + 1)] = "2"
+        yield from ("--rpc", ",".join(servers[:count]), "-ts", ",".join(shares))
+    if any("expert_count" in key for key in model.numbers) and rng.random() < 0.4:
+        yield from (("-cmoe",) if rng.random() < 0.3 else ("-ncmoe", str(rng.randint(1, n_all))))
+    if rng.random() < 0.06:
+        yield from ("-ot", rng.choice(("ffn_down=CPU", r"blk\.[02]\.ffn_.*=CPU", "attn_k=CPU")))
+    if rng.random() < 0.1:
+        yield "-nkvo"
+    if rng.random() < 0.05:
+        yield "--no-op-offload"
+
+
+def _sized(rng: Random, model: TinyModel) -> Iterator[str]:
+    yield from ("-c", str(rng.choice((300, 512, 1024, 2048, 3000, 4096, 8192, 16384))))
+    slots = rng.choice((0, 1, 1, 2, 3, 4, 5, 8))
+    is_encoder = model.architecture in BERTS
+    if slots:
+        slots = rng.choice((1, 2, 4)) if is_encoder else slots
+        yield from ("-np", str(slots), rng.choice(("--no-kv-unified", "--kv-unified")))
+    batch = rng.choice((0, 64, 128, 200, 512, 1024))
+    if batch and not (is_encoder and batch == 200):
+        yield from ("-ub", str(batch))
+    if rng.random() < 0.3:
+        yield from ("-b", str(rng.choice((32, 64, 256, 512, 4096))))
+    if is_encoder or rng.random() < 0.08:
+        yield "--embedding"
+
+
+def _cached(rng: Random, model: TinyModel) -> Iterator[str]:
+    flash = rng.choice(("on", "off", "off", "", ""))
+    if flash:
+        yield from ("-fa", flash)
+    if rng.random() < 0.4:
+        yield from ("-ctk", rng.choice(_CACHES))
+        plain = [name for name in _CACHES if name in ("f16", "bf16", "f32")]
+        yield from ("-ctv", rng.choice(plain if flash == "off" else _CACHES))
+    if "attention.sliding_window" in model.numbers and rng.random() < 0.2:
+        yield "--swa-full"
+    if rng.random() < 0.15:
+        yield "--no-mmap"
