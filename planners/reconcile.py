@@ -15,6 +15,7 @@ from itertools import combinations
 
 from planners.actions import Action, Allow, Refuse, Restart, Start, Stop, Yield
 from planners.durations import format_duration
+from planners.exits import OUT_OF_MEMORY
 from planners.groups import conflict
 from planners.hardware import HOST, DeviceId
 from planners.layout.budget import freed
@@ -46,6 +47,7 @@ from planners.turns import (
 )
 from planners.view import RELEASING, InstanceState, Observed, View
 
+OOM_RETRY_S = 30.0  # what did not fit is tried again on demand: memory may be back
 _NOBODYS_BYTES = 1 << 62  # promised of a device that nobody after may take room on
 
 
@@ -322,21 +324,11 @@ def _launch(
             return Waiting()
         return make_room_by_count(view, served, now_s=now_s)
     context = context_of(view, served)
-    could_free = freeable(view, now_s=now_s) + Counter(view.settling) if is_asked_for else {}
-    plan = joint or planned(view, served, ours=ours, could_free=could_free, context=context)
-    if isinstance(plan, Shortfall):
-        if not is_asked_for:
-            return Waiting()
-        claim = claim_of(view, plan)
-        if leaving or _comes_back(view, plan.missing_bytes):
-            return claim
-        if stops := make_room(view, served, plan, now_s=now_s):
-            return stops, claim
-        if make_room(view, served, plan, now_s=now_s, lingering=True):
-            return claim
-        plan = _beside_all(view, served, ours=ours, context=context)
-    if isinstance(plan, Shortfall):
-        return _wait_or_refuse(view, served, plan, now_s=now_s)
+    plan = joint or _placed(
+        view, served, seen, ours=ours, leaving=leaving, context=context, now_s=now_s
+    )
+    if not isinstance(plan, LaunchPlan):
+        return plan
     if _comes_back(view, [device for device, _, _ in plan.devices] or [HOST]):
         return Waiting()
     if seen is not None:
@@ -345,6 +337,69 @@ def _launch(
     if plan.context < min(context, served.info.n_ctx_train):
         reason += f", with less than the context of {context} that finds no room"
     return Start(plan, launch_key(served, view.rules), reason, context)
+
+
+def _placed(
+    view: View,
+    served: ServedModel,
+    seen: Observed | None,
+    *,
+    ours: Taken,
+    leaving: bool,
+    context: int,
+    now_s: float,
+) -> LaunchPlan | Refuse | Waiting | tuple[Departures, Waiting]:
+    """The launch there is room for, or what becomes of a model without one."""
+    is_asked_for = served.settings.pin or served.model_id in view.demand
+    could_free = freeable(view, now_s=now_s) + Counter(view.settling) if is_asked_for else {}
+    plan = planned(view, served, ours=ours, could_free=could_free, context=context)
+    if isinstance(plan, LaunchPlan):
+        return plan
+    if not is_asked_for:
+        return Waiting()
+    claim = claim_of(view, plan)
+    if leaving or _comes_back(view, plan.missing_bytes):
+        return claim
+    if stops := make_room(view, served, plan, now_s=now_s):
+        return stops, claim
+    if make_room(view, served, plan, now_s=now_s, lingering=True):
+        return claim
+    plan = _beside_all(view, served, ours=ours, context=context)
+    if isinstance(plan, LaunchPlan):
+        return plan
+    answer = _with_cause(_wait_or_refuse(view, served, plan, now_s=now_s), seen)
+    if not isinstance(answer, Refuse) or (seen and _died_of_memory(seen, now_s=now_s)):
+        return answer
+    return _as_before(view, served, ours=ours, context=context) or answer
+
+
+def _as_before(view: View, served: ServedModel, *, ours: Taken, context: int) -> LaunchPlan | None:
+    """A launch with all that counts as free, where there is nothing left to concede.
+
+    What earlier ones died of may be long over.
+    """
+    if not view.learned.rungs:
+        return None
+    bare = replace(view, learned=replace(view.learned, rungs={}))
+    plan = planned(bare, served, ours=ours, could_free={}, context=context)
+    return plan if isinstance(plan, LaunchPlan) else None
+
+
+def _died_of_memory(seen: Observed, *, now_s: float) -> bool:
+    """Whether a load died of memory within the last OOM_RETRY_S."""
+    died = seen.cause is not None and seen.cause.kind in OUT_OF_MEMORY
+    return died and seen.ready_since_s is None and now_s < (seen.retry_at_s or 0.0) + OOM_RETRY_S
+
+
+def _with_cause(
+    answer: Refuse | Waiting | tuple[Departures, Waiting], seen: Observed | None
+) -> Refuse | Waiting | tuple[Departures, Waiting]:
+    """A refusal tells what the last launch died of, where that is why nothing fits any more."""
+    cause = seen.cause if seen else None
+    if not isinstance(answer, Refuse) or cause is None or cause.kind not in OUT_OF_MEMORY:
+        return answer
+    reason = f"{cause.summary}; with less memory than that, {answer.reason}"
+    return Refuse(answer.model_id, reason, OOM_RETRY_S, cause.log_tail)
 
 
 def _comes_back(view: View, devices: Iterable[DeviceId]) -> bool:

@@ -1,14 +1,14 @@
 """Room for one more launch: the plan beside what stays, and who goes so that there is one. Pure."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from planners.actions import Refuse, Stop, Yield
 from planners.durations import format_duration
 from planners.eviction import Candidate, victims
-from planners.hardware import DeviceId
-from planners.layout.budget import freed
+from planners.hardware import HOST, DeviceId, HardwareProfile
+from planners.layout.budget import budgets, freed
 from planners.model import ServedModel
 from planners.placement import plan_launch
 from planners.plan import LaunchPlan, Shortfall
@@ -62,6 +62,20 @@ def planned(
         dry_runs=view.dry_runs,
         least_context=context,
     )
+
+
+def room_beside(
+    plan: LaunchPlan, hardware: HardwareProfile, others: Iterable[Observed]
+) -> dict[DeviceId, int]:
+    """What `plan` may take beside other instances, on each of its devices and on HOST.
+
+    By what counts as free; a device that is no longer there is left out.
+    """
+    ours = taken(hardware, others)
+    found = budgets(hardware, backend=plan.backend, promised=ours.promised, held=ours.held)
+    there = {HOST, *(budget.device_id for budget in found.devices)}
+    places = (part.device_id for part in plan.predicted if part.device_id in there)
+    return {device_id: found.room_bytes(device_id) for device_id in places}
 
 
 def freeable(view: View, *, now_s: float) -> Counter[DeviceId]:

@@ -70,7 +70,9 @@ class Observed:
     retry_at_s: float | None
     """Monotonic; when BACKOFF ends, or when FAILED may be tried again; None is never by itself."""
     ready_since_s: float | None = None
-    """Monotonic; None while it is not ready. Equal to idle_since_s while nobody has used it yet."""
+    """Monotonic; of one that is down, since when its last child was ready; None where it never was.
+
+    Equal to idle_since_s while nobody has used it yet."""
 
 
 @dataclass(frozen=True, slots=True)

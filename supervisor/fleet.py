@@ -4,7 +4,7 @@ Level-triggered, one writer: an event says "look", never "do"; only Fleet.run ch
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from functools import partial
@@ -15,12 +15,13 @@ import structlog
 
 from planners.actions import Action, Allow, Refuse, Restart, Start, Stop, Yield
 from planners.backends import Engine
-from planners.hardware import HardwareProfile
+from planners.hardware import DeviceId, HardwareProfile
 from planners.learning import Exchange, learned_reasons
 from planners.model import BrokenFile, ModelId, ServedModel
 from planners.other_machine import engines_there
 from planners.outlook import Outlook, Surroundings
 from planners.plan import InstanceId, LaunchPlan
+from planners.room import room_beside
 from planners.settings import ContextPolicy
 from planners.view import Observed, View
 from supervisor.catalogue import Catalogue
@@ -99,6 +100,7 @@ class Fleet:
             heard_bytes=heard_bytes,
             changed=self.look,
             device_lost=self._watch.device_lost,
+            room_bytes=self._room_bytes,
         )
 
     async def run(self) -> None:
@@ -421,6 +423,13 @@ class Fleet:
             reason=reason,
             n_ctx=context,
         )
+
+    def _room_bytes(self, plan: LaunchPlan) -> Mapping[DeviceId, int]:
+        """What the plan may take beside all other instances; {} before the first profile."""
+        if self._profile is None:
+            return {}
+        others = [seen for seen in self.running() if seen.plan is not plan]
+        return room_beside(plan, self._profile, others)
 
     def _engine(self, plan: LaunchPlan) -> Engine:
         return next(e for e in self._desired.engines or () if e.engine_id == plan.engine_id)

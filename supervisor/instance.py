@@ -17,9 +17,12 @@ import structlog
 from planners.backends import Engine
 from planners.errors import PlanError
 from planners.exits import OUT_OF_MEMORY, Cause, ExitKind, classify, is_hopeless
+from planners.hardware import DeviceId
+from planners.ladder import Rung, next_rung
 from planners.model import ModelId
 from planners.plan import InstanceId, LaunchPlan
 from planners.progress import HangLimits, Hung, hang_limits
+from planners.reconcile import OOM_RETRY_S
 from planners.restart import (
     Death,
     History,
@@ -42,7 +45,6 @@ from supervisor.race import first, found_first
 
 TELLING_LINES = 200  # lines of log that are searched for a cause
 CAUSE_LINES = 20  # of which a cause keeps the last
-OOM_RETRY_S = 30.0  # a model that did not fit is tried again on demand, memory may be back
 RATE_WEIGHT = 0.3  # of the newest exchange in the moving average of tokens/s
 
 _EVENT = {
@@ -78,6 +80,8 @@ class Shop:
     """Wakes the fleet's loop."""
     device_lost: Callable[[str], None]
     """Called with what a child said of the device that it lost."""
+    room_bytes: Callable[[LaunchPlan], Mapping[DeviceId, int]]
+    """What a plan may take, on each of its devices and on HOST, by what counts as free."""
 
 
 class Instance:
@@ -105,6 +109,8 @@ class Instance:
         self._launch: Launch | None = None
         self._launches = 0
         self._history = History()
+        self._rung = shop.history.rung_of(plan)
+        self._out_of_memory = 0  # launches that died of it, one after another
         self._ready_s: float | None = None
         self._was_serving = self._has_answered = False
         self._last_end: tuple[str, str] | None = None
@@ -127,10 +133,12 @@ class Instance:
                 cause = await self._outcome()
                 if cause is not None and self._launch is not None:
                     self._last_end = (self._launch.socket_path, cause.summary)
+                is_over = cause is None or self._stop_asked.is_set()
+                below = None if cause is None or is_over else self._climb_down(cause)
                 self._note("stopped" if cause is None else "died", cause)
-                if cause is None or self._stop_asked.is_set():
+                if cause is None or is_over:
                     break
-                self._fall_back(cause)
+                self._fall_back(cause, below)
                 await first(self._stop_asked.wait(), self._resumed.wait())
                 self._resumed.clear()
         finally:
@@ -139,6 +147,7 @@ class Instance:
     def resume(self, plan: LaunchPlan, engine: Engine) -> None:
         """Launch again, by this plan. Only from BACKOFF or FAILED."""
         self._plan, self._engine = plan, engine
+        self._rung = self._shop.history.rung_of(plan)
         self._retry_at_s = None
         self._enter(InstanceState.LOADING)
         self._resumed.set()
@@ -204,7 +213,7 @@ class Instance:
             restarts=max(0, self._launches - 1),
             cause=self._cause,
             retry_at_s=self._retry_at_s,
-            ready_since_s=self._ready_s if is_ready else None,
+            ready_since_s=self._ready_s if is_ready or self._state.is_down else None,
         )
 
     def _expires_at(self, idle_since_s: float | None) -> float | None:
@@ -256,6 +265,7 @@ class Instance:
         ready_s = self._ready_s = monotonic()
         self._load_s, self._loaded_at = ready_s - started_s, time()
         self._enter(InstanceState.READY, load_s=round(self._load_s, 3))
+        self._out_of_memory = 0
         self._note("ready", None)
         self._shop.book.open(self._opening(launch), now_s=ready_s)
         watch = self._hang_watch(launch)
@@ -317,16 +327,34 @@ class Instance:
                         return hung
         return None
 
-    def _fall_back(self, cause: Cause) -> None:
+    def _climb_down(self, cause: Cause) -> Rung | None:
+        """What the next launch must do without, where this one died of memory."""
+        below = next_rung(
+            self._rung,
+            self._plan,
+            cause,
+            room_bytes=self._shop.room_bytes(self._plan),
+            tries=self._out_of_memory,
+        )
+        if below is not None:
+            self._rung, self._out_of_memory = below, self._out_of_memory + 1
+        return below
+
+    def _fall_back(self, cause: Cause, below: Rung | None) -> None:
         """After an unwanted end: BACKOFF, or FAILED when trying again is hopeless, or not yet due.
 
-        Out of memory is no strike: it says nothing against the model, and waits for its own time.
+        A load that dies of memory is no strike: it says nothing against the model. The next one
+        asks for less at once (`below`); where there is no less, it waits for its own time.
         """
         now_s = monotonic()
         self._cause = replace(cause, log_tail=cause.log_tail[-CAUSE_LINES:])
         if cause.kind is ExitKind.DEVICE_LOST:
             self._shop.device_lost(cause.summary)
-        if cause.kind in OUT_OF_MEMORY:
+        if below is not None and self._ready_s is None:
+            self._retry_at_s = now_s
+            why = "; ".join((cause.summary, *(reason.text for reason in below.reasons())))
+            self._enter(InstanceState.BACKOFF, reason=why)
+        elif cause.kind in OUT_OF_MEMORY and self._ready_s is None:
             self._retry_at_s = now_s + OOM_RETRY_S
             self._enter(InstanceState.FAILED, reason=cause.summary)
         elif is_hopeless(cause.kind, had_answered=self._has_answered):
@@ -378,7 +406,9 @@ class Instance:
         """Keep what became of the present launch."""
         if self._launch is not None:
             why = None if cause is None else cause.summary
-            self._shop.history.launched(self._launch.sample(outcome, cause=why))
+            rung = self._rung.text() or None
+            sample = replace(self._launch.sample(outcome, cause=why), rung=rung)
+            self._shop.history.launched(sample)
 
     def _enter(self, state: InstanceState, *, reason: str = "", **facts: float) -> None:
         self._state = state

@@ -13,6 +13,7 @@ from time import monotonic, time
 import msgspec
 
 from planners.hardware import HOST, DeviceId, HardwareProfile
+from planners.ladder import Rung, RungKey
 from planners.learning import Exchange, learned_from, rate_sample
 from planners.lessons import LaunchKey, LaunchSample, RateSample
 from planners.model import ModelId, ModelInfo
@@ -112,20 +113,9 @@ class LaunchHistory:
         if newest.model_id == ours[0].model_id and measured != newest.measured:
             self.launched(replace(newest, measured=measured))
 
-    def remembered(
-        self, *, engine_id: str, model_digest: str, devices: str, context: int
-    ) -> str | None:
-        """The rung of the newest launch of this kind that was ready; None where none was.
-
-        `devices`: their ids, joined by commas, as in LaunchKey.
-        """
-        wanted = (engine_id, model_digest, devices, context)
-        for one in reversed(self._launches.values()):
-            key = one.key
-            kind = (key.engine_id, key.model_digest, key.devices, one.context)
-            if kind == wanted and one.load_s is not None:
-                return one.rung
-        return None
+    def rung_of(self, plan: LaunchPlan) -> Rung:
+        """What launches of the plan's model and engine must do without."""
+        return self._learned.rungs.get(RungKey(plan.model_digest, plan.engine_id), Rung())
 
     def knows(self, device: DeviceId) -> bool:
         """True while something is held of a launch on the device."""

@@ -4,7 +4,7 @@ import json
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -71,6 +71,7 @@ class Scene:
     fleet: str
     """The [fleet] table of its configuration."""
     callers: list[Caller] = field(default_factory=list)
+    posts: list[Future[int]] = field(default_factory=list)
 
     @property
     def process(self) -> psutil.Process:
@@ -121,7 +122,7 @@ class Scene:
     def post(self, path: str, model: str = MODEL) -> None:
         """Tell the admin door to do something with a model, in a thread: it may wait for it."""
         socket_path = str(self.daemon.admin_socket)
-        self.threads.submit(_post, socket_path, path, model)
+        self.posts.append(self.threads.submit(_post, socket_path, path, model))
 
     def configure(self, *, models: Mapping[str, int]) -> None:
         """Offer these models, by name, with these contexts; and have the daemon read it."""
@@ -214,6 +215,7 @@ def playing(
         finally:
             for caller in scene.callers:
                 caller.leave.set()
+            wait(scene.posts, WITHIN_S)  # before there is no daemon: httpx leaks its socket then
 
 
 def until_gone(process: psutil.Process, *, within_s: float) -> None:

@@ -137,14 +137,14 @@ def test_a_load_that_dies_of_memory_tells_who_waited(scene: Scene) -> None:
 
 
 def test_a_child_out_of_memory_before_its_first_word_is_replaced_unseen(scene: Scene) -> None:
-    scene.order(die_before_reply=True, last_words="oom", launches=1)
+    scene.order(die_before_reply=True, last_words="host_oom", launches=1)
 
     assert whole(scene.says())
     scene.leaves_nothing()
 
 
 def test_a_child_out_of_memory_in_mid_answer_tells_its_caller(scene: Scene) -> None:
-    scene.order(die_at_byte=700, last_words="oom", launches=1)
+    scene.order(die_at_byte=1200, last_words="host_oom", launches=1)
 
     assert told(scene.says())
     assert whole(scene.says())
@@ -152,7 +152,7 @@ def test_a_child_out_of_memory_in_mid_answer_tells_its_caller(scene: Scene) -> N
 
 
 def test_a_child_out_of_memory_while_draining_tells_its_caller(scene: Scene) -> None:
-    scene.order(die_at_byte=900, last_words="oom", launches=1)
+    scene.order(die_at_byte=1200, last_words="host_oom", launches=1)
     caller = scene.into(State.DRAINING)
     assert caller is not None
 
@@ -211,9 +211,10 @@ def test_a_socket_that_vanishes_under_a_child_costs_nobody_an_answer(
 
 def test_a_load_goes_on_when_its_caller_leaves(folder: Path) -> None:
     with playing(folder) as scene:
-        scene.order(load_s=1.0)
+        scene.order(load_s=5.0)
         with pytest.raises(httpx.ReadTimeout):
-            _impatient(scene, timeout_s=0.5)
+            _impatient(scene, timeout_s=2.5)
+        assert scene.state() == "loading"
 
         scene.until(lambda: scene.state() == "ready")
 

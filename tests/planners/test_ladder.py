@@ -96,7 +96,7 @@ def test_a_remembered_rung_starts_where_the_ladder_ended() -> None:
 
 def test_what_the_operator_fixed_is_a_shortfall_rather_than_less_than_asked() -> None:
     fixed = replace(MODEL, settings=replace(MODEL.settings, context=8192, parallel=4))
-    rung = Rung({GPU: 12 * GIB, HOST: 63 * GIB})
+    rung = Rung({GPU: 12 * GIB, HOST: 64 * GIB})
 
     assert isinstance(planned(rung, fixed), Shortfall)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from planners.hardware import HOST, DeviceId
+from planners.ladder import Rung
 from planners.learning import Exchange
 from planners.lessons import LaunchSample, key_of
 from planners.model import ModelId
@@ -94,22 +95,27 @@ async def test_what_is_forgotten_stays_forgotten(
     assert (key_of(PLAN) in again.learned.lessons) is is_left
 
 
-async def test_the_rung_that_worked_last_is_remembered(history: LaunchHistory) -> None:
-    def remembered(context: int) -> str | None:
-        key = key_of(PLAN)
-        return history.remembered(
-            engine_id=key.engine_id,
-            model_digest=key.model_digest,
-            devices=key.devices,
-            context=context,
-        )
+async def test_the_rung_that_a_launch_climbed_down_to_outlives_the_daemon(tmp_path: Path) -> None:
+    async with open_journal(tmp_path / "journal.db") as journal:
+        history = LaunchHistory(journal)
+        for launch, hidden_bytes in (("1", GIB), ("2", 2 * GIB)):
+            rung = Rung({HOST: hidden_bytes}).text()
+            history.launched(replace(READY_SAMPLE, launch=launch, rung=rung))
 
-    history.launched(replace(READY_SAMPLE, launch="1", rung="ubatch 256"))
-    history.launched(replace(READY_SAMPLE, launch="2", rung="layers 20"))
-    history.launched(replace(READY_SAMPLE, launch="3", rung=None, load_s=None, outcome="died"))
+    async with open_journal(tmp_path / "journal.db") as journal:
+        again = LaunchHistory(journal)
+        await again.load()
 
-    assert remembered(PLAN.context) == "layers 20"
-    assert remembered(PLAN.context * 2) is None
+    assert again.rung_of(PLAN) == Rung({HOST: 2 * GIB})
+    assert again.rung_of(replace(PLAN, engine_id="another")) == Rung()
+
+
+async def test_a_rung_is_forgotten_with_its_model(history: LaunchHistory) -> None:
+    history.launched(replace(READY_SAMPLE, rung=Rung({HOST: GIB}).text()))
+
+    await history.forget(model_id=M)
+
+    assert history.rung_of(PLAN) == Rung()
 
 
 async def test_a_drivers_memory_is_what_a_device_lost_beyond_the_buffers(
