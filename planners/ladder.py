@@ -23,6 +23,11 @@ FIRST_STEP_SHARE = (
 LEAST_STEP_BYTES = 32 * MIB
 MOST_HIDDEN_BYTES = 1 << 50  # of a remembered rung: what is read back is bounded
 
+MUTE = frozenset({ExitKind.CRASH, ExitKind.KILLED})
+"""How a load ends for want of memory without saying so: the kernel kills it, or a check is missing
+and its last lines are lost."""
+MUTE_TRIES = 2  # as many are skipped: only so many deaths are left before the breaker opens
+
 _REFUSED = re.compile(r"failed to allocate (\S{1,160}) buffer of size \d+", re.IGNORECASE)
 _WRITTEN = re.compile(r"(\S{1,160})=(\d{1,16})")
 
@@ -76,6 +81,7 @@ def next_rung(
     with none between that got ready.
     """
     where = starved(plan, cause)
+    tries += MUTE_TRIES if cause.kind in MUTE else 0
     if tries >= MOST_TRIES or not where:
         return None
     hidden = dict(rung.hidden_bytes)
@@ -89,10 +95,16 @@ def next_rung(
 
 
 def starved(plan: LaunchPlan, cause: Cause) -> frozenset[DeviceId]:
-    """The devices of the plan, or HOST, that had no more memory; () where nobody can tell."""
-    if cause.kind not in OUT_OF_MEMORY:
+    """The devices of the plan, or HOST, that had no more memory; () where it was not of that.
+
+    Of a load that ended without a word: HOST where it was killed, as the kernel does, or where
+    there is nothing else; else the devices.
+    """
+    if cause.kind not in OUT_OF_MEMORY | MUTE:
         return frozenset()
-    if cause.kind is ExitKind.HOST_OOM:
+    if cause.kind in (ExitKind.HOST_OOM, ExitKind.KILLED):
+        return frozenset({HOST})
+    if cause.kind is ExitKind.CRASH and not plan.devices:
         return frozenset({HOST})
     by_name = {name: device_id for device_id, name, _ in plan.devices}
     named = {by_name[name] for name in _refused(cause) if name in by_name}

@@ -18,7 +18,7 @@ from planners.backends import Engine
 from planners.errors import PlanError
 from planners.exits import OUT_OF_MEMORY, Cause, ExitKind, classify, is_hopeless
 from planners.hardware import DeviceId
-from planners.ladder import Rung, next_rung
+from planners.ladder import MUTE, Rung, next_rung
 from planners.model import ModelId
 from planners.plan import InstanceId, LaunchPlan
 from planners.progress import HangLimits, Hung, hang_limits
@@ -45,6 +45,7 @@ from supervisor.race import first, found_first
 
 TELLING_LINES = 200  # lines of log that are searched for a cause
 CAUSE_LINES = 20  # of which a cause keeps the last
+MUTE_ENDS = 2  # loads; after the second one the next asks for less
 RATE_WEIGHT = 0.3  # of the newest exchange in the moving average of tokens/s
 
 _EVENT = {
@@ -111,6 +112,7 @@ class Instance:
         self._history = History()
         self._rung = shop.history.rung_of(plan)
         self._out_of_memory = 0  # launches that died of it, one after another
+        self._mute_ends = 0  # loads that ended without a word, one after another
         self._ready_s: float | None = None
         self._was_serving = self._has_answered = False
         self._last_end: tuple[str, str] | None = None
@@ -265,7 +267,7 @@ class Instance:
         ready_s = self._ready_s = monotonic()
         self._load_s, self._loaded_at = ready_s - started_s, time()
         self._enter(InstanceState.READY, load_s=round(self._load_s, 3))
-        self._out_of_memory = 0
+        self._out_of_memory = self._mute_ends = 0
         self._note("ready", None)
         self._shop.book.open(self._opening(launch), now_s=ready_s)
         watch = self._hang_watch(launch)
@@ -328,7 +330,14 @@ class Instance:
         return None
 
     def _climb_down(self, cause: Cause) -> Rung | None:
-        """What the next launch must do without, where this one died of memory."""
+        """What the next launch must do without, where this one died of memory.
+
+        A load that ends without a word may have; one that does so again is taken to.
+        """
+        if cause.kind in MUTE:
+            self._mute_ends += self._ready_s is None
+            if self._ready_s is not None or self._mute_ends < MUTE_ENDS:
+                return None
         below = next_rung(
             self._rung,
             self._plan,
@@ -347,12 +356,13 @@ class Instance:
         asks for less at once (`below`); where there is no less, it waits for its own time.
         """
         now_s = monotonic()
-        self._cause = replace(cause, log_tail=cause.log_tail[-CAUSE_LINES:])
+        without = () if below is None else (reason.text for reason in below.reasons())
+        why = "; ".join((cause.summary, *without))
+        self._cause = replace(cause, summary=why, log_tail=cause.log_tail[-CAUSE_LINES:])
         if cause.kind is ExitKind.DEVICE_LOST:
             self._shop.device_lost(cause.summary)
-        if below is not None and self._ready_s is None:
+        if below is not None and cause.kind in OUT_OF_MEMORY and self._ready_s is None:
             self._retry_at_s = now_s
-            why = "; ".join((cause.summary, *(reason.text for reason in below.reasons())))
             self._enter(InstanceState.BACKOFF, reason=why)
         elif cause.kind in OUT_OF_MEMORY and self._ready_s is None:
             self._retry_at_s = now_s + OOM_RETRY_S

@@ -126,7 +126,9 @@ def test_memory_that_comes_back_is_used_again() -> None:
         pytest.param(
             died("failed to allocate CPU buffer of size 7", ExitKind.HOST_OOM), {HOST}, id="host"
         ),
-        pytest.param(died("killed", ExitKind.KILLED), set(), id="not of memory"),
+        pytest.param(died("killed", ExitKind.KILLED), {HOST}, id="killed, as the kernel does"),
+        pytest.param(died("SIGSEGV", ExitKind.CRASH), {GPU}, id="without a word"),
+        pytest.param(died("no such file", ExitKind.BAD_MODEL), set(), id="not of memory"),
     ],
 )
 def test_the_line_tells_whose_memory_ran_out(cause: Cause, devices: set[DeviceId]) -> None:

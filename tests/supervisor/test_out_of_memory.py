@@ -126,3 +126,15 @@ async def test_a_child_that_runs_out_of_memory_at_work_is_launched_anew_with_les
 
         assert 0 <= world.seen().plan.n_gpu_layers < layers
         assert world.state() is InstanceState.READY
+
+
+async def test_a_load_that_ends_without_a_word_again_and_again_is_tried_with_less(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world(sources=SOURCES, restart_limit=5) as world:
+        world.order(die_while_loading="crash", launches=2)
+
+        await world.served_by()
+
+        assert world.seen().plan.n_gpu_layers == 0
+        assert world.seen().restarts == 2
