@@ -46,6 +46,11 @@ class Rung:
 
     hidden_bytes: Mapping[DeviceId, int] = field(default_factory=dict)
 
+    def less(self, missing_bytes: Mapping[DeviceId, int]) -> "Rung":
+        """The rung with so much of it left to be had after all."""
+        left = {d: n - max(0, missing_bytes.get(d, 0)) for d, n in self.hidden_bytes.items()}
+        return Rung({d: n for d, n in left.items() if n > 0})
+
     def text(self) -> str:
         """As it is kept in the journal; `rung_of` reads it."""
         return " ".join(f"{d}={n}" for d, n in sorted(self.hidden_bytes.items()))

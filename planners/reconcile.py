@@ -15,9 +15,9 @@ from itertools import combinations
 
 from planners.actions import Action, Allow, Refuse, Restart, Start, Stop, Yield
 from planners.durations import format_duration
-from planners.exits import OUT_OF_MEMORY
 from planners.groups import conflict
 from planners.hardware import HOST, DeviceId
+from planners.last_rung import has_just_died_of, least_plan, with_cause
 from planners.layout.budget import freed
 from planners.model import ModelId, ServedModel
 from planners.plan import LaunchPlan, Shortfall
@@ -47,7 +47,6 @@ from planners.turns import (
 )
 from planners.view import RELEASING, InstanceState, Observed, View
 
-OOM_RETRY_S = 30.0  # what did not fit is tried again on demand: memory may be back
 _NOBODYS_BYTES = 1 << 62  # promised of a device that nobody after may take room on
 
 
@@ -367,39 +366,13 @@ def _placed(
     plan = _beside_all(view, served, ours=ours, context=context)
     if isinstance(plan, LaunchPlan):
         return plan
-    answer = _with_cause(_wait_or_refuse(view, served, plan, now_s=now_s), seen)
-    if not isinstance(answer, Refuse) or (seen and _died_of_memory(seen, now_s=now_s)):
+    answer = with_cause(_wait_or_refuse(view, served, plan, now_s=now_s), seen)
+    if not isinstance(answer, Refuse):
         return answer
-    return _as_before(view, served, ours=ours, context=context) or answer
-
-
-def _as_before(view: View, served: ServedModel, *, ours: Taken, context: int) -> LaunchPlan | None:
-    """A launch with all that counts as free, where there is nothing left to concede.
-
-    What earlier ones died of may be long over.
-    """
-    if not view.learned.rungs:
-        return None
-    bare = replace(view, learned=replace(view.learned, rungs={}))
-    plan = planned(bare, served, ours=ours, could_free={}, context=context)
-    return plan if isinstance(plan, LaunchPlan) else None
-
-
-def _died_of_memory(seen: Observed, *, now_s: float) -> bool:
-    """Whether a load died of memory within the last OOM_RETRY_S."""
-    died = seen.cause is not None and seen.cause.kind in OUT_OF_MEMORY
-    return died and seen.ready_since_s is None and now_s < (seen.retry_at_s or 0.0) + OOM_RETRY_S
-
-
-def _with_cause(
-    answer: Refuse | Waiting | tuple[Departures, Waiting], seen: Observed | None
-) -> Refuse | Waiting | tuple[Departures, Waiting]:
-    """A refusal tells what the last launch died of, where that is why nothing fits any more."""
-    cause = seen.cause if seen else None
-    if not isinstance(answer, Refuse) or cause is None or cause.kind not in OUT_OF_MEMORY:
+    least = least_plan(view, served, plan, ours=ours, context=context)
+    if least is None or (seen and has_just_died_of(seen, least, now_s=now_s)):
         return answer
-    reason = f"{cause.summary}; with less memory than that, {answer.reason}"
-    return Refuse(answer.model_id, reason, OOM_RETRY_S, cause.log_tail)
+    return least
 
 
 def _comes_back(view: View, devices: Iterable[DeviceId]) -> bool:

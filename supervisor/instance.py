@@ -19,10 +19,10 @@ from planners.errors import PlanError
 from planners.exits import OUT_OF_MEMORY, Cause, ExitKind, classify, is_hopeless
 from planners.hardware import DeviceId
 from planners.ladder import MUTE, Rung, next_rung
+from planners.last_rung import OOM_RETRY_S
 from planners.model import ModelId
 from planners.plan import InstanceId, LaunchPlan
 from planners.progress import HangLimits, Hung, hang_limits
-from planners.reconcile import OOM_RETRY_S
 from planners.restart import (
     Death,
     History,

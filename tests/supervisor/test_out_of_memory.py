@@ -5,7 +5,7 @@ import pytest
 
 from planners.hardware import DeviceKind
 from planners.ladder import MOST_TRIES
-from planners.reconcile import OOM_RETRY_S
+from planners.last_rung import OOM_RETRY_S
 from planners.sizes import GIB
 from planners.view import InstanceState
 from supervisor.devices.sighting import DeviceSource, Reading, Sighting
