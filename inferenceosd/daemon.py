@@ -51,6 +51,8 @@ from supervisor.race import found_first
 from supervisor.records import Records, open_records
 
 SCAN_S = 2.0  # cadence of looking for new and changed model files: a sweep of stat calls
+EDIT_S = 0.25  # between two edits of one spree
+EDITS_S = 2.0  # as long as a spree is waited for
 REMOVED_S = 5.0  # for leftovers to be gone: what is stuck in the kernel is not waited for
 CONNECTIONS_PER_CHILD = 64  # llama-server spends a thread on each; slots are far fewer
 RUN_PREFIX = "c-"  # of the folder with our children's sockets; short, socket paths are 107 bytes
@@ -336,11 +338,22 @@ class _Daemon:
     async def _reload_when_asked(self, control: Control) -> None:
         while True:
             await self._reload.wait()
+            await self._until_edited()
             self._reload.clear()
             self._manager.tell("RELOADING=1")
             with suppress(ReloadRefused):  # said and recorded where it was found
                 await control.reload()
             self._manager.tell("READY=1")
+
+    async def _until_edited(self) -> None:
+        """Of many SIGHUPs in a row the last one counts: return once there was none for EDIT_S."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(EDITS_S):
+                while self._reload.is_set():
+                    self._reload.clear()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(EDIT_S):
+                            await self._reload.wait()
 
     async def _watch_folders(self, catalogue: Catalogue, fleet: Fleet) -> None:
         while True:

@@ -124,10 +124,21 @@ class Scene:
         socket_path = str(self.daemon.admin_socket)
         self.posts.append(self.threads.submit(_post, socket_path, path, model))
 
+    def context(self, model: str = MODEL) -> int | None:
+        """Of the model's instance, for one request."""
+        found = [i for i in self.daemon.status()["instances"] if i["model"] == model]
+        return int(found[-1]["context"]) if found else None
+
+    def write_config(self, *, models: Mapping[str, int]) -> None:
+        """Offer these models; the daemon is not told."""
+        text = config_text(self.daemon.folder, fleet=self.fleet, models=models)
+        fresh = self.daemon.folder / "config.new"
+        fresh.write_text(text)
+        fresh.replace(self.daemon.folder / "config.toml")
+
     def configure(self, *, models: Mapping[str, int]) -> None:
         """Offer these models, by name, with these contexts; and have the daemon read it."""
-        text = config_text(self.daemon.folder, fleet=self.fleet, models=models)
-        (self.daemon.folder / "config.toml").write_text(text)
+        self.write_config(models=models)
         told = self.daemon.ctl("reload")
         assert told.returncode == 0, told.stderr
 

@@ -5,7 +5,9 @@ instance; a fault that belongs to no process of its own strikes while the model 
 """
 
 import resource
+import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,6 +99,21 @@ def test_a_child_stopped_while_loading_is_replaced_and_serves_who_waited(scene: 
     assert whole(caller.ended())
     until_gone(first, within_s=1.0)
     scene.leaves_nothing()
+
+
+@pytest.mark.timeout(120)
+def test_a_child_stopped_while_ready_is_replaced_and_serves_who_asked(folder: Path) -> None:
+    with playing(folder, fleet='hang_timeout = "10s"') as scene:
+        scene.into(State.READY)
+        first = scene.child()
+
+        first.suspend()
+
+        assert whole(scene.call().ended(60.0))
+        until_gone(first, within_s=1.0)
+        (reason,) = scene.events("instance.hung")
+        assert reason
+        scene.leaves_nothing()
 
 
 def test_a_child_stopped_while_draining_ends_within_its_time(scene: Scene) -> None:
@@ -269,6 +286,21 @@ def test_a_reload_while_draining_lets_the_answer_end(scene: Scene) -> None:
     scene.until(lambda: scene.state() is None)
     assert scene.says().status == 404
     scene.configure(models={MODEL: 128, OTHER: 128})
+    scene.leaves_nothing()
+
+
+def test_ten_edits_within_a_second_apply_the_last_and_leave_the_others_alone(scene: Scene) -> None:
+    assert whole(scene.says(OTHER))
+    others = scene.pid(OTHER)
+
+    for context in (*range(32, 212, 20), 256):
+        scene.write_config(models={MODEL: context, OTHER: 128})
+        scene.daemon.process.send_signal(signal.SIGHUP)
+        time.sleep(0.1)  # the cadence of the edits
+    scene.until(lambda: whole(scene.says()) and scene.context() == 256)
+
+    assert scene.pid(OTHER) == others
+    assert len(scene.events("config.reloaded")) <= 2  # once, but on a machine that is too slow
     scene.leaves_nothing()
 
 
