@@ -4,7 +4,6 @@ It runs independent nodes side by side and keeps together what it fuses (ggml-vu
 ggml_vk_graph_optimize, b11434; as b10434 does).
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from planners.graph.tensors import VIEW_OPS, Node
@@ -28,51 +27,70 @@ _FUSED_PAIRS = frozenset({
 _FOLLOWERS = {
     ("mul_mat_id", "add_id"): "mul", ("mul_mat", "add"): "add", ("ssm_conv", "add"): "unary",
 }  # fmt: skip
+_PULLING = frozenset({"mul", "rope", *(op for _, op in _FOLLOWERS)})
 
 
 def reordered(nodes: Sequence[Node]) -> list[Node]:
     """The same nodes in the order in which the backend runs them."""
-    return _Order(nodes).run()
+    return _Order(nodes).run() if len(nodes) > 2 else [*nodes]  # the first always comes first
 
 
 class _Order:
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
-        self._is_head = [node.op in _KEPT_HEADS for node in nodes]
+        self._ops = [node.op for node in nodes]
+        self._is_head = [op in _KEPT_HEADS for op in self._ops]
+        self._is_empty = [op in VIEW_OPS or not op for op in self._ops]
         self._used = [False] * len(nodes)
-        self._is_empty = [node.op in VIEW_OPS or not node.op for node in nodes]
-        self._index = {id(node): i for i, node in enumerate(nodes)}
+        self._index: dict[Node, int] = {}
+        self._needed_by: list[list[int]] = [[] for _ in nodes]
         self._needs = self._dependencies()
+        self._unmet = [*map(len, self._needs)]
         self._first = 0
         self._new: list[int] = []
         self._taken: set[int | None] = set()
 
     def run(self) -> list[Node]:
         """All nodes, taken group by group."""
-        while self._first < len(self._nodes):
+        nodes, used, end = self._nodes, self._used, len(self._nodes)
+        while self._first < end:
             if kept := self._kept(self._first):
-                self._take(range(self._first, self._first + kept))
+                group = [*range(self._first, self._first + kept)]
+                self._use(group)
             else:
-                self._take(self._group())
-            while self._first < len(self._nodes) and self._used[self._first]:
+                group = self._group()
+            self._new += group
+            self._taken.update(group)
+            while self._first < end and used[self._first]:
                 self._first += 1
-        return [self._nodes[i] for i in self._new]
+        return [nodes[i] for i in self._new]
 
-    def _take(self, group: Iterable[int]) -> None:
+    def _use(self, group: Iterable[int]) -> None:
+        """Nobody waits for these any more."""
+        used, unmet, needed_by = self._used, self._unmet, self._needed_by
         for i in group:
-            self._used[i] = True
-            self._new.append(i)
-            self._taken.add(i)
+            if not used[i]:
+                used[i] = True
+                for j in needed_by[i]:
+                    unmet[j] -= 1
 
     def _dependencies(self) -> list[list[int]]:
-        """Per node the earlier ones that it must not pass."""
-        by_base: dict[int, list[int]] = defaultdict(list)
-        found, index = [], self._index
+        """Per node the earlier ones that it must not pass, of those that it could."""
+        views: dict[Node, list[int]] = {}
+        found, index, needed_by = [], self._index, self._needed_by
         for j, node in enumerate(self._nodes):
-            of_base = by_base[id(node.view_src or node)]
-            needs = [i for source in node.src if (i := index.get(id(source), j)) < j]
-            found.append(needs + of_base if of_base else needs)
-            of_base.append(j)
+            first, needs = j - _AHEAD, []
+            for source in node.src:
+                if (i := index.get(source, first)) > first:
+                    needs.append(i)
+            if (owner := node.view_src) is not None:
+                of_base = views.setdefault(owner, [])
+                needs += [i for i in (index.get(owner, first), *of_base) if i > first]
+                of_base.append(j)
+            for i in needs:
+                needed_by[i].append(j)
+            found.append(needs)
+            index[node] = j
         return found
 
     def _kept(self, start: int) -> int:
@@ -82,70 +100,70 @@ class _Order:
         return next((len(p) for p in _KEPT if self._matches(p, start)), 0)
 
     def _matches(self, pattern: tuple[str, ...], start: int) -> bool:
-        if self._nodes[start].op != pattern[0] or start + len(pattern) > len(self._nodes):
+        ops, used = self._ops, self._used
+        if ops[start] != pattern[0] or start + len(pattern) > len(ops):
             return False
-        return all(
-            self._nodes[start + k].op == op and not self._used[start + k]
-            for k, op in enumerate(pattern)
-        )
+        return all(ops[start + k] == op and not used[start + k] for k, op in enumerate(pattern))
 
     def _group(self) -> list[int]:
         """The first node left, and others that can run beside it: real ones, then views."""
-        first, used, needs, is_empty = self._first, self._used, self._needs, self._is_empty
-        ahead = range(first + 1, min(first + _AHEAD, len(self._nodes)))
+        first, used, unmet = self._first, self._used, self._unmet
+        ops, is_empty, is_head = self._ops, self._is_empty, self._is_head
+        ahead = range(first + 1, min(first + _AHEAD, len(ops)))
         group = [first]
-        is_head = self._is_head
         for j in ahead:  # `used` grows on the way
-            if used[j] or is_empty[j] or (is_head[j] and self._kept(j)):
+            if is_empty[j] or used[j]:
                 continue
-            for c in needs[j]:
-                if c >= first and not used[c] and not self._fuses(c, j, group[-1]):
-                    break
-            else:
-                group.append(j)
+            if unmet[j] and not (group[-1] == j - 1 and self._fuses_before(j)):
+                continue
+            if is_head[j] and self._kept(j):
+                continue
+            group.append(j)
+            if ops[j] in _PULLING:
                 group += self._pulled(j)
-        if self._nodes[group[-1]].op != "add":
+        self._use(group)
+        if ops[group[-1]] != "add":
             for j in ahead:
-                if used[j] or not is_empty[j]:
-                    continue
-                for c in needs[j]:
-                    if c >= first and not used[c] and c not in group:
-                        break
-                else:
+                if is_empty[j] and not (unmet[j] or used[j]):
                     group.append(j)
+                    self._use((j,))
         return group
 
-    def _fuses(self, c: int, j: int, last: int) -> bool:
-        """Whether `j` may follow `c`, the last of the group, at once: one operation does both."""
-        return c == last == j - 1 and (self._nodes[c].op, self._nodes[j].op) in _FUSED_PAIRS
+    def _fuses_before(self, j: int) -> bool:
+        """Whether `j` waits but for the one before it, and one operation does both."""
+        return (
+            not self._used[j - 1]
+            and self._unmet[j] == self._needs[j].count(j - 1)
+            and (self._ops[j - 1], self._ops[j]) in _FUSED_PAIRS
+        )
 
     def _pulled(self, j: int) -> Iterator[int]:
         """What is run right after `j` because it is fused with it."""
-        node, before = self._nodes[j], self._nodes[j - 1]
+        before, op = self._ops[j - 1 : j + 1]
         rope = j
-        if node.op == "mul" and before.op == "rms_norm":
+        if (before, op) == ("rms_norm", "mul"):
             for k in self._consumers(j, "rope"):
                 if not self._nodes[k].src[1].op:
                     rope = k
-                    self._used[k] = True
+                    self._use((k,))
                     yield k
                     break
-        if self._nodes[rope].op == "rope":
+        if self._ops[rope] == "rope":
             yield from self._stored(rope)
-        follower = _FOLLOWERS.get((before.op, node.op))
+        follower = _FOLLOWERS.get((before, op))
         for k in self._consumers(j, follower) if follower else ():
             if all(self._is_ready(other) for other in self._nodes[k].src[1:2]):
-                self._used[k] = True
+                self._use((k,))
                 yield k
                 break
 
     def _is_ready(self, other: Node) -> bool:
-        return not other.op or self._index.get(id(other)) in self._taken
+        return not other.op or self._index.get(other) in self._taken
 
     def _consumers(self, j: int, op: str) -> Iterator[int]:
         node = self._nodes[j]
-        for k, other in enumerate(self._nodes[j + 1 : j + _PULLED_AHEAD], start=j + 1):
-            if other.op == op and other.src[0] is node:
+        for k, other in enumerate(self._ops[j + 1 : j + _PULLED_AHEAD], start=j + 1):
+            if other == op and self._nodes[k].src[0] is node:
                 yield k
 
     def _stored(self, rope: int) -> Iterator[int]:
@@ -153,7 +171,7 @@ class _Order:
         for at in self._consumers(rope, "view"):
             for k in self._consumers(at, "set_rows"):
                 if k < rope + _STORED_AHEAD:
-                    self._used[at] = self._used[k] = True
+                    self._use((at, k))
                     yield at
                     yield k
                 return

@@ -1,9 +1,17 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planners.graph.architectures import draw
+from planners.graph.blocks import Builder, Placed
 from planners.graph.reorder import reordered
 from planners.graph.tensors import Graph, Node, full, leaf_input, like, mul_mat, reshape, view
+from planners.kv_cache import LaunchShape
+from planners.model import ModelInfo
+from tests.fakes.plain_order import plainly_reordered
+from tests.fakes.tiny_models import info_of, tiny_models
 
+MODELS = {model.name: info_of(model) for model in tiny_models()}
 OPS = ("mul_mat", "add", "rms_norm", "mul", "unary", "rope", "glu", "cont")
 
 
@@ -66,3 +74,24 @@ def test_every_node_comes_once_and_after_its_sources(before: list[Node]) -> None
     assert sorted(map(id, after)) == sorted(map(id, before))
     place = {id(node): i for i, node in enumerate(after)}
     assert all(place.get(id(s), -1) < place[id(node)] for node in after for s in node.src)
+
+
+@given(graphs())
+def test_the_order_is_that_of_the_engines_own_loops(before: list[Node]) -> None:
+    assert reordered(before) == plainly_reordered(before)
+
+
+@pytest.mark.parametrize("n", [1, 64])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_architecture_is_ordered_as_by_the_engines_own_loops(name: str, n: int) -> None:
+    before = drawn(MODELS[name], n)
+
+    assert reordered(before) == plainly_reordered(before)
+
+
+def drawn(model: ModelInfo, n: int) -> list[Node]:
+    shape = LaunchShape(n_ctx=1024, n_parallel=1, n_batch=n, n_ubatch=n)
+    build = Builder(model, shape, n=n, n_seqs=1, n_outputs=1, host=1)
+    layers = [Placed(x, 0, 0, 1, frozenset(), is_pinned=True) for x in model.layers]
+    draw(build, layers, output=0, host=1)
+    return build.graph.nodes
