@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from planners.graph import recurrent
 from planners.graph.blocks import Builder, Placed, head_weight
 from planners.graph.experts import moe
+from planners.graph.repeats import Repeats
 from planners.graph.tensors import (
     F16,
     F32,
@@ -58,9 +59,18 @@ def _draw_decoder(build: Builder, layers: Sequence[Placed], *, output: int, host
         if kind in kinds:
             build.cache(kind)
     out_ids = build.ids(build.n_outputs)
+
+    def draw_layer(at: Placed, x: Node) -> Node:
+        return _layer(build, at, x, positions, ids, None)
+
+    repeats = Repeats(build.graph) if ids is None else None
     for i, at in enumerate(layers):
-        is_last = i == len(layers) - 1 and arch not in _LATE_OUTPUTS
-        x = _layer(build, at, x, positions, ids, out_ids if is_last else None)
+        if i == len(layers) - 1 and arch not in _LATE_OUTPUTS:
+            x = _layer(build, at, x, positions, ids, out_ids)
+        elif repeats is not None:
+            x = repeats.layer(at, x, draw_layer)
+        else:
+            x = draw_layer(at, x)
     _draw_output(build, x, None if arch not in _LATE_OUTPUTS else out_ids, output=output)
 
 

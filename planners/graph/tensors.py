@@ -5,6 +5,9 @@ in place by planners.graph.schedule and planners.graph.allocation: the one mutab
 planners, never kept beyond one reservation.
 """
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
 from planners.errors import PlanError
 
 Shape = tuple[int, int, int, int]
@@ -31,7 +34,6 @@ class Node:
         "is_input",
         "is_output",
         "is_owned",
-        "is_pinned",
         "is_weight",
         "n_bytes",
         "n_children",
@@ -66,7 +68,7 @@ class Node:
         else:
             self.nb = nb
             self.n_bytes = _span(ne, nb, size) if n_bytes is None else n_bytes
-        self.is_input = self.is_output = self.is_weight = self.is_pinned = False
+        self.is_input = self.is_output = self.is_weight = False
         self.buffer: int | None = None
         """The backend in whose memory it lies already; None where it is to be allocated."""
         self.backend = -1
@@ -82,32 +84,87 @@ def _span(ne: Shape, nb: Strides, size: float) -> int:
     return int(size + ((a - 1) * first + (b - 1) * second + (c - 1) * third + (d - 1) * fourth))
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a run of nodes adds to a graph: from `start` on, up to `end`."""
+
+    start: Node
+    end: Node
+    nodes: tuple[Node, ...]
+    leafs: tuple[Node, ...]
+
+
 class Graph:
     """Nodes in the order of execution, as ggml_build_forward_expand leaves them."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.leafs: list[Node] = []
-        self._seen: set[int] = set()
+        self._seen: set[Node] = set()
 
     def expand(self, node: Node) -> None:
         """Append what `node` needs and lacks, sources first, then itself."""
-        if id(node) in self._seen:
+        seen, nodes, leafs = self._seen, self.nodes, self.leafs
+        if node in seen:
             return
         # An explicit stack: a graph of a hundred layers would exhaust Python's.
-        seen = self._seen
         stack = [(node, iter(node.src))]
-        seen.add(id(node))
+        seen.add(node)
         while stack:
             here, sources = stack[-1]
             for source in sources:
-                if id(source) not in seen:
-                    seen.add(id(source))
-                    stack.append((source, iter(source.src)))
-                    break
+                if source not in seen:
+                    seen.add(source)
+                    if source.src:
+                        stack.append((source, iter(source.src)))
+                        break
+                    (nodes if source.op else leafs).append(source)
             else:
                 stack.pop()
-                (self.nodes if here.op else self.leafs).append(here)
+                (nodes if here.op else leafs).append(here)
+
+    def mark(self) -> tuple[int, int]:
+        """How far the graph has come: how many nodes and leafs it has."""
+        return len(self.nodes), len(self.leafs)
+
+    def piece(self, start: Node, end: Node, *, since: tuple[int, int]) -> Piece:
+        """All that was added since that mark but inputs, which any repetition shares."""
+        n_nodes, n_leafs = since
+        leafs = (leaf for leaf in self.leafs[n_leafs:] if not leaf.is_input)
+        return Piece(start, end, tuple(self.nodes[n_nodes:]), tuple(leafs))
+
+    def repeat(self, piece: Piece, start: Node, moved: Mapping[int, int]) -> Node:
+        """Add `piece` once more, from another start on; the new end. `moved`: backends by those."""
+        met = {piece.start: start}
+        self.leafs += _again(piece.leafs, met, moved)
+        added = _again(piece.nodes, met, moved)
+        self.nodes += added
+        self._seen.update(added)  # leafs are met through them alone
+        return met[piece.end]
+
+
+def _again(nodes: Iterable[Node], met: dict[Node, Node], moved: Mapping[int, int]) -> list[Node]:
+    """The same nodes anew: what they name in `met` is replaced, and backends as `moved` says.
+
+    Of nodes that neither the scheduler nor the allocator has seen.
+    """
+    made, of, lookup = Node.__new__, Node, met.get
+    found = []
+    for node in nodes:
+        new = made(of)
+        met[node] = new
+        new.op, new.ne, new.nb = node.op, node.ne, node.nb
+        new.size, new.n_bytes = node.size, node.n_bytes
+        new.src = [*map(lookup, node.src, node.src)]
+        owner = node.view_src
+        new.view_src = owner and lookup(owner, owner)
+        new.buffer = None if node.buffer is None else moved[node.buffer]
+        new.backend = moved[node.backend]
+        new.is_weight = node.is_weight
+        new.is_input = new.is_output = new.is_owned = False
+        new.n_children = new.n_views = new.offset = 0
+        found.append(new)
+    return found
 
 
 def full(*ne: int) -> Shape:
