@@ -73,6 +73,18 @@ def reserved_bytes(
     return _Allocator(n_backends).reserve(nodes, leafs)
 
 
+def most_bytes(nodes: Iterable[Node], leafs: Iterable[Node], *, n_backends: int) -> tuple[int, ...]:
+    """Per backend what `reserved_bytes` cannot exceed, quickly told: all, as if none was freed.
+
+    Each result takes new bytes at most once, since a block at the end grows by what does not fit.
+    """
+    most = [0] * n_backends
+    for node in (*leafs, *nodes):
+        if node.buffer is None and node.view_src is None:
+            most[node.backend] += _aligned(node.n_bytes)
+    return tuple(most)
+
+
 class _Allocator:
     def __init__(self, n_backends: int) -> None:
         self._heaps = [_Heap() for _ in range(n_backends)]
@@ -89,13 +101,13 @@ class _Allocator:
                 source.n_children += 1
                 if source.is_input:
                     self._allocate(source)
-        for node in nodes:
+        for node in nodes:  # their sources come before them, or are leafs
+            if node.view_src is None:
+                self._allocate(node)
             for source in node.src:
-                if not (source.is_owned or source.view_src or source.buffer is not None):
-                    self._allocate(source)
-            self._allocate(node)
-            for source in node.src:
-                self._release(source)
+                source.n_children -= 1
+                if not source.n_children and source.buffer is None and not source.n_views:
+                    self._release(source)
         return tuple(heap.most for heap in self._heaps)
 
     def _allocate(self, node: Node) -> None:
@@ -119,9 +131,7 @@ class _Allocator:
         return False
 
     def _release(self, source: Node) -> None:
-        source.n_children -= 1
-        if source.n_children or source.n_views:
-            return
+        """Free what nobody reads any more, or what it was the last view of."""
         owner = source
         if source.view_src is not None:
             owner = source.view_src

@@ -7,10 +7,11 @@ same graph in the order in which it is drawn, and some reserve a little beside i
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 
 from planners.compute import n_outputs, n_tokens
 from planners.fallback import can_scan, host_weights, is_remote
-from planners.graph.allocation import reserved_bytes
+from planners.graph.allocation import most_bytes, reserved_bytes
 from planners.graph.architectures import DELTA_NETS, KNOWN, draw
 from planners.graph.blocks import Builder, Placed
 from planners.graph.outline import outline
@@ -32,9 +33,7 @@ _MODELS = 64  # whose equal layers are known
 
 def is_drawn(model: ModelInfo) -> bool:
     """Whether the model's graph is known down to its tensors."""
-    return model.architecture in KNOWN and all(
-        layer.weights and (layer.n_head_kv or not layer.k_width) for layer in model.layers
-    )
+    return model.architecture in KNOWN and _has_all_tensors(_Known(model))
 
 
 def compute_bytes(
@@ -131,9 +130,32 @@ def _reserved(sketch: _Sketch) -> tuple[int, ...]:
     prefill = _sizes(_drawing(sketch, n=n, n_outputs=n_out, is_fused=is_fused), sketch)
     if not _reserves_for_decode(sketch):
         return prefill
-    slots = shape.n_parallel
-    decode = _sizes(_drawing(sketch, n=slots, n_outputs=slots, is_fused=True), sketch)
+    if model.recurrent is None and _decodes_within(prefill, sketch):
+        return prefill
+    decode = _sizes(_of_decode(sketch), sketch)
     return tuple(max(sizes) for sizes in zip(prefill, decode, strict=True))
+
+
+def _of_decode(sketch: _Sketch) -> Builder:
+    """The graph of one token per slot."""
+    slots = sketch.shape.n_parallel
+    return _drawing(sketch, n=slots, n_outputs=slots, is_fused=True)
+
+
+def _decodes_within(limits: tuple[int, ...], sketch: _Sketch) -> bool:
+    """Whether the graph of one token per slot needs no more than that on any backend for certain.
+
+    It is small: on most machines all of its results take less, side by side, than those of a prompt
+    that follow one another. Of equal layers in a row two are drawn: the nodes of one between them
+    run where its neighbours do, as those at the end of the first or the start of the second.
+    """
+    runs = [(layer, len([*alike])) for layer, alike in groupby(sketch.layers)]
+    times = max(count for _, count in runs) - 1
+    pairs = tuple(layer for layer, count in runs for _ in range(min(count, 2)))
+    graph, backends = _of_decode(replace(sketch, layers=pairs)).graph, _backends(sketch)
+    nodes = ordered(split(graph, backends))
+    most = most_bytes(nodes, graph.leafs, n_backends=backends.count)
+    return all(max(times, 1) * n <= limit for n, limit in zip(most, limits, strict=True))
 
 
 def _drawing(sketch: _Sketch, *, n: int, n_outputs: int, is_fused: bool) -> Builder:
@@ -186,6 +208,12 @@ def _fuses(sketch: _Sketch) -> bool:
     recurrent = [b for i, b, _ in sketch.layers
                  if sketch.known.model.layers[i].kind is LayerKind.RECURRENT]  # fmt: skip
     return all(node.backend == b for node, b in zip(fused, recurrent, strict=True))
+
+
+@lru_cache(maxsize=_MODELS)
+def _has_all_tensors(known: _Known) -> bool:
+    layers = known.model.layers
+    return all(layer.weights and (layer.n_head_kv or not layer.k_width) for layer in layers)
 
 
 @lru_cache(maxsize=_MODELS)
@@ -274,3 +302,4 @@ def forget() -> None:
     """Drop remembered reservations: for those who measure what one takes."""
     _reserved.cache_clear()
     _firsts.cache_clear()
+    _has_all_tensors.cache_clear()

@@ -41,8 +41,9 @@ def split(graph: Graph, backends: Backends) -> list[Split]:
     """Every node on its backend, in runs; sources that lie elsewhere are replaced by copies."""
     working = [node for node in graph.nodes if node.op not in VIEW_OPS]
     _from_locations(graph, backends)
-    _expand(working, backends, is_host_taken=False)
-    _expand(working, backends, is_host_taken=True)
+    for is_host_taken in (False, True):
+        if any(node.backend < 0 for node in working):
+            _expand(working, backends, is_host_taken=is_host_taken)
     for node in working:
         if node.backend < 0:
             node.backend = _best_supported(node, backends)
@@ -58,18 +59,21 @@ def _from_locations(graph: Graph, backends: Backends) -> None:
         elif leaf.is_input:
             leaf.backend = backends.host
     for node in graph.nodes:
-        if node.backend < 0:
-            node.backend = _from_location(node, backends)
+        if node.backend >= 0:
+            continue
+        owner = node.view_src or node
+        if owner.buffer is not None:
+            node.backend = owner.buffer
+            continue
+        for source in node.src:
+            if source.is_weight:
+                node.backend = _beside(source, node, backends)
+                break
 
 
-def _from_location(node: Node, backends: Backends) -> int:
-    owner = node.view_src or node
-    if owner.buffer is not None:
-        return owner.buffer
-    if node.op in ("rope", "flash_attn"):
-        return -1
-    weight = next((source for source in node.src if source.is_weight), None)
-    if weight is None or weight.buffer is None:
+def _beside(weight: Node, node: Node, backends: Backends) -> int:
+    """Where a node that reads a weight runs, as far as that decides it."""
+    if weight.buffer is None or node.op in ("rope", "flash_attn"):
         return -1
     if weight.buffer == backends.host and _batch(node) >= OFFLOAD_LEAST_BATCH:
         for b in range(backends.host):
@@ -135,13 +139,16 @@ def _runs(nodes: Sequence[Node]) -> list[Split]:
     for node in nodes:
         run = runs[-1]
         if node.op not in VIEW_OPS:
-            if node.backend != run.backend or (run.inputs and _borrows(node, run.backend)):
-                run = Split(node.backend, [], [])
+            here = node.backend
+            if here != run.backend or (run.inputs and _borrows(node, here)):
+                run = Split(here, [], [])
                 runs.append(run)
-            here = run.backend
             for j, source in enumerate(node.src):
-                if source.backend == here and source.buffer is None and source.view_src is None:
-                    continue  # as `_home` would say, quicker
+                if source.buffer is None and source.view_src is None:
+                    if source.backend == here:
+                        continue  # as `_home` would say, quicker
+                elif source.buffer == here:
+                    continue
                 if _home(source) != here:
                     key = (id(source), run.backend)
                     if key not in copies:

@@ -1,5 +1,8 @@
-from planners.graph.allocation import ALIGNMENT, reserved_bytes
-from planners.graph.tensors import Graph, Node, full, like, mul_mat, view
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planners.graph.allocation import ALIGNMENT, most_bytes, reserved_bytes
+from planners.graph.tensors import Graph, Node, full, leaf_input, like, mul_mat, reshape, view
 
 KB = 1024
 
@@ -80,3 +83,36 @@ def test_results_without_elements_are_allocated_and_freed_like_others() -> None:
     used = Node("op", full(KB), src=(empty,))
 
     assert reserve(used) == 4 * KB
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    made = [leaf_input(8, 8)]
+    for _ in range(draw(st.integers(1, 40))):
+        sources = draw(st.lists(st.sampled_from(made), min_size=1, max_size=2))
+        match draw(st.sampled_from(("view", "reshape", "add", "other"))):
+            case "view":
+                made.append(view(sources[0], 4))
+            case "reshape":
+                made.append(reshape(sources[0], *sources[0].ne))
+            case "add":
+                made.append(like("add", *sources))
+            case _:
+                size = draw(st.integers(0, 4 * KB))
+                made.append(Node("op", full(size), src=tuple(sources)))
+    graph = Graph()
+    for node in made:
+        graph.expand(node)
+    for node in (*graph.leafs, *graph.nodes):
+        node.backend = draw(st.integers(0, 2))
+    return graph
+
+
+@given(graphs())
+def test_no_graph_reserves_more_than_the_most_that_it_could(graph: Graph) -> None:
+    most = most_bytes(graph.nodes, graph.leafs, n_backends=3)
+
+    reserved = reserved_bytes(graph.nodes, graph.leafs, n_backends=3)
+
+    assert all(size <= limit for size, limit in zip(reserved, most, strict=True))
+    assert sum(most) > 0

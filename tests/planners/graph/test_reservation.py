@@ -252,6 +252,37 @@ def test_no_prefill_reserves_less_than_a_decode() -> None:
     assert reserved(info, prefill)[GPU] == reserved(info, decode)[GPU] > 7 << 20
 
 
+STATELESS = [name for name in sorted(MODELS) if info_of(MODELS[name]).recurrent is None]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    data=st.data(),
+    name=st.sampled_from(STATELESS),
+    n_ubatch=st.sampled_from((4, 16, 32, 64, 512)),
+    n_parallel=st.integers(1, 4),
+    flash=st.booleans(),
+)
+def test_no_launch_with_layers_on_the_host_reserves_less_than_its_decode(
+    data: st.DataObject, name: str, n_ubatch: int, n_parallel: int, flash: bool
+) -> None:
+    model = MODELS[name]
+    numbers = {k: [*v, *v, *v] if isinstance(v, list) else v for k, v in model.numbers.items()}
+    info = info_of(replace(model, n_layer=3 * model.n_layer, numbers=numbers))
+    first, second = (data.draw(st.integers(0, info.n_layer // 2)) for _ in range(2))
+    split = tuple((d, count) for d, count in ((GPU, first), (OTHER, second)) if count)
+    prompt = LaunchShape(
+        n_ctx=1024 * n_parallel, n_parallel=n_parallel, n_batch=n_ubatch, n_ubatch=n_ubatch,
+        split=split, flash_attn=flash, backend=data.draw(st.sampled_from(("vulkan", "cuda"))),
+        n_cpu_moe=data.draw(st.integers(0, info.n_layer)),
+    )  # fmt: skip
+    decode = replace(prompt, n_batch=n_parallel, n_ubatch=n_parallel)
+
+    found = reserved(info, prompt)
+
+    assert all(found[device] >= n for device, n in reserved(info, decode).items())
+
+
 def test_delta_nets_of_a_width_that_vulkan_lacks_are_done_in_chunks() -> None:
     model = MODELS["delta"]
     narrower = replace(model, numbers={**model.numbers, "ssm.inner_size": 4 * 96})
