@@ -75,7 +75,7 @@ def _inputs_bytes(model: ModelInfo, shape: LaunchShape, n: int) -> int:
 
 def _peak_bytes(model: ModelInfo, shape: LaunchShape, n: int) -> int:
     """The widest stage over all layers and the output, inputs apart."""
-    objects = {id(layer): layer for layer in model.layers}  # equal layers mostly share one
+    objects = dict(zip(map(id, model.layers), model.layers, strict=True))  # few, for equal layers
     kinds = {_kind(layer): layer for layer in objects.values()}
     stages = [stage for layer in kinds.values() for stage in _stages(model, layer, shape, n)]
     if model.output_bytes:

@@ -43,10 +43,15 @@ def host_weights(
     """
     limits = dict(shape.binding_limits)
     known: dict[object, frozenset[str]] = {}  # few kinds of layer make up a model
-    found = []
+    found: list[frozenset[str]] = []
+    before: tuple[object, ...] = ()
     for i, layer in enumerate(model.layers):
         # Patterns may name a layer's number; all else is alike in one layer and the next.
         key = (id(layer), owners[i], i < shape.n_cpu_moe, i if shape.on_host else None)
+        if key == before:
+            found.append(found[-1])
+            continue
+        before = key
         if (left := known.get(key)) is None:
             limit = limits.get(owners[i])
             left = _left(

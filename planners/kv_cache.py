@@ -100,7 +100,14 @@ def kv_cells(model: ModelInfo, layer: LayerInfo, shape: LaunchShape) -> int:
 
 def kv_cache_bytes(model: ModelInfo, shape: LaunchShape) -> int:
     """Bytes of KV cache over all layers and slots."""
-    return sum(layer_kv_bytes(model, layer, shape) for layer in model.layers)
+    known: dict[tuple[LayerKind, int, int], int] = {}  # few kinds of layer make up a model
+    total = 0
+    for layer in model.layers:
+        kind = (layer.kind, layer.k_width, layer.v_width)
+        if (n_bytes := known.get(kind)) is None:
+            n_bytes = known[kind] = layer_kv_bytes(model, layer, shape)
+        total += n_bytes
+    return total
 
 
 def layer_state_bytes(layer: LayerInfo, shape: LaunchShape) -> int:

@@ -128,7 +128,8 @@ def _computes(
             for device_id, n_bytes in drawn.items()
         }
     sizes = {HOST: host_compute_bytes(model, shape)}
-    sizes |= {device_id: device_compute_bytes(model, shape) for device_id, _ in shape.split}
+    if shape.split:
+        sizes |= dict.fromkeys(dict(shape.split), device_compute_bytes(model, shape))
     return {
         device_id: (n_bytes, int(n_bytes * MARGIN_SHARE)) for device_id, n_bytes in sizes.items()
     }
@@ -136,10 +137,13 @@ def _computes(
 
 def _kept(model: ModelInfo, shape: LaunchShape, owners: Sequence[DeviceId]) -> Counter[DeviceId]:
     """KV cache and recurrent state on each device."""
-    found: Counter[DeviceId] = Counter()
-    for n_bytes, owner in zip(kept_bytes(model, shape), owners, strict=False):
-        found[HOST if shape.kv_on_host else owner] += n_bytes
-    return found
+    kept = kept_bytes(model, shape)
+    if shape.kv_on_host:
+        return Counter({HOST: sum(kept)})
+    found = dict.fromkeys(owners, 0)
+    for n_bytes, owner in zip(kept, owners, strict=False):
+        found[owner] += n_bytes
+    return Counter(found)
 
 
 def _weights(
@@ -149,11 +153,21 @@ def _weights(
     left: Sequence[frozenset[str]],
 ) -> Counter[DeviceId]:
     """Bytes of weights on each device, or read from host memory."""
-    found = Counter({HOST: model.input_bytes})
-    for i, layer in enumerate(model.layers):
-        moved = 0 if owners[i] == HOST else moved_bytes(layer, i, shape, left[i])
-        found[owners[i]] += layer.weight_bytes - moved
-        found[HOST] += moved
+    sums = dict.fromkeys((HOST, *owners), 0)
+    sums[HOST] = model.input_bytes
+    known: dict[tuple[int, frozenset[str]], int] = {}  # few kinds of layer make up a model
+    for i, (layer, owner, names) in enumerate(zip(model.layers, owners, left, strict=False)):
+        sums[owner] += layer.weight_bytes
+        if owner == HOST or (layer.weights and not names):
+            continue
+        key = (id(layer), names)
+        if (moved := known.get(key)) is None:
+            moved = moved_bytes(layer, i, shape, names)
+            if layer.weights:  # of others its number decides, too
+                known[key] = moved
+        sums[HOST] += moved
+        sums[owner] -= moved
+    found = Counter(sums)
     if owners[-1] == HOST:
         found[HOST] += model.output_bytes - model.tied_bytes
         return found

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from operator import add, sub
 
 from planners.compute import MARGIN_SHARE, device_compute_bytes, host_compute_bytes
 from planners.hardware import DeviceId
@@ -74,10 +75,9 @@ class Measures:
         return found
 
     def _sizes_of(self, shape: LaunchShape) -> list[int]:
-        kept = self._kept_bytes(shape)
-        sizes = [weights + n_bytes for weights, n_bytes in zip(self._weights, kept, strict=True)]
-        for i, layer in enumerate(self.info.layers[: shape.n_cpu_moe]):
-            sizes[i] -= layer.expert_bytes
+        sizes = [*map(add, self._weights, self._kept_bytes(shape))]
+        if n_lean := min(shape.n_cpu_moe, len(sizes)):
+            sizes[:n_lean] = map(sub, sizes[:n_lean], self._experts)
         return [*sizes, self.info.output_bytes]
 
     @cached_property
@@ -90,8 +90,12 @@ class Measures:
         return [layer.weight_bytes for layer in self.info.layers]
 
     @cached_property
+    def _experts(self) -> list[int]:
+        return [layer.expert_bytes for layer in self.info.layers]
+
+    @cached_property
     def _expert_ends(self) -> list[int]:
-        return [*accumulate((layer.expert_bytes for layer in self.info.layers), initial=0)]
+        return [*accumulate(self._experts, initial=0)]
 
     def _kept_bytes(self, shape: LaunchShape) -> list[int]:
         key = _key(shape)

@@ -10,7 +10,7 @@ one and on two threads: 150 and 87 in one slot, 102 and 136 in two.
 from planners.hardware import HOST, HardwareProfile
 from planners.kv_cache import LaunchShape
 from planners.model import ModelInfo
-from planners.speed import USED_TOKENS, rates, speed
+from planners.speed import USED_TOKENS, loads, rates, speed
 
 
 def n_threads(hardware: HardwareProfile, model: ModelInfo, *, n_parallel: int) -> int:
@@ -19,10 +19,11 @@ def n_threads(hardware: HardwareProfile, model: ModelInfo, *, n_parallel: int) -
     By default rates alone: a learned one is of the count that it was learned with.
     """
     shape = LaunchShape(USED_TOKENS * n_parallel, n_parallel, n_batch=64, n_ubatch=64)
+    asked = loads(model, shape)
 
     def tokens_per_s(count: int) -> float:
         host = rates(hardware, n_threads=count)[HOST]
-        return speed(model, shape, rates={HOST: host}).decode_tokens_per_s
+        return speed(model, shape, rates={HOST: host}, asked=asked).decode_tokens_per_s
 
     cores = max(1, min(hardware.host.n_physical_cores, hardware.host.n_cores))
     most = cores - 1 if cores > 2 else cores
