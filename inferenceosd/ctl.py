@@ -22,6 +22,7 @@ from inferenceosd.config_error import ConfigError
 from inferenceosd.doctor import checks, has_failed
 from inferenceosd.doctor_text import doctor_text
 from inferenceosd.following import show_stream
+from inferenceosd.logs import quiet_logging
 from inferenceosd.plan_text import plan_text, plans_text
 from inferenceosd.platform_folders import runtime_folder, state_folder, this_platform
 from inferenceosd.profile_text import profile_text
@@ -124,7 +125,8 @@ class Program(click.Group):
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
-            return super().main(*args, **kwargs)
+            with quiet_logging():
+                return super().main(*args, **kwargs)
         except OSError as exc:
             # What is left in the buffer would fail once more, with a traceback, at the very end.
             with suppress(OSError, ValueError):

@@ -7,7 +7,8 @@ standard library's records, uvicorn's among them, end in the same pipeline.
 import logging
 import logging.config
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 import structlog
@@ -61,6 +62,17 @@ def configure_logging(format: str, level: str, *, stream: TextIO | None = None) 
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,  # a reload may change level and format
     )
+
+
+@contextmanager
+def quiet_logging() -> Iterator[None]:
+    """Nothing is logged within: for a program whose stdout is an answer, in its own words."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def _shared_processors() -> list[structlog.typing.Processor]:

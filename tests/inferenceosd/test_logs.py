@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 import structlog
 
-from inferenceosd.logs import configure_logging
+from inferenceosd.logs import configure_logging, quiet_logging
 
 
 class Terminal(StringIO):
@@ -117,6 +117,17 @@ def test_the_format_follows_the_stream_unless_told(
 
     assert stream.getvalue().startswith("{") is is_json
     assert "instance.ready" in stream.getvalue()
+
+
+def test_nothing_is_logged_where_stdout_is_an_answer() -> None:
+    stream = StringIO()
+    configure_logging("json", "debug", stream=stream)
+
+    with quiet_logging():
+        structlog.get_logger("x").error("model.broken")
+    structlog.get_logger("x").info("instance.ready")
+
+    assert [line["event"] for line in written(stream)] == ["instance.ready"]
 
 
 def test_console_lines_in_a_file_have_no_colours() -> None:

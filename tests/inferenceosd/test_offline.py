@@ -120,6 +120,18 @@ def test_the_doctor_looks_for_itself_and_leaves_no_trace(ctl: CliRunner, tmp_pat
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.parametrize("command", ["doctor", "profile"])
+def test_json_is_all_that_stands_on_stdout(
+    ctl: CliRunner, tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"no model at all")
+
+    result = run(ctl, command, "--json")
+
+    assert isinstance(json.loads(result.stdout), dict)
+    assert result.stderr == ""
+
+
 def test_the_doctor_names_who_has_the_port(ctl: CliRunner, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
