@@ -11,6 +11,7 @@ from inferenceosd.config import Config, Options, read_config
 from inferenceosd.config_error import ConfigError
 from inferenceosd.doctor import Disk, Facts
 from inferenceosd.listening import CannotListen, listen_on
+from inferenceosd.platform_folders import own_model_dir
 from planners.argv import VISIBILITY
 from planners.hardware import HardwareProfile
 from proxy.admin_values import DaemonReport, StatusReport, status_report
@@ -63,14 +64,14 @@ async def _looked(facts: Facts, config: Config) -> Facts:
     engines, rejected = await find_engines(
         configured=config.backends, state_dir=Path(config.state_dir), remember=False
     )
-    probe = HardwareProbe(engines, config.placement, folders=config.model_dirs)
+    probe = HardwareProbe(engines, config.placement, folders=_model_dirs(config))
     hardware, mistake = None, None
     try:
         hardware = await probe.profile()
     except SupervisorError as exc:
         mistake = str(exc)
     catalogue = Catalogue(
-        dirs=config.model_dirs, rules=config.models, defaults=config.model_defaults
+        dirs=_model_dirs(config), rules=config.models, defaults=config.model_defaults
     )
     await catalogue.scan()
     status = status_report(
@@ -110,8 +111,21 @@ def _disks(config: Config | None) -> tuple[Disk, ...]:
     """Where a daemon started here would keep things; () where nobody knows."""
     if config is None:
         return ()
-    state = Disk("state", config.state_dir, _free_bytes(config.state_dir))
-    return (state, *(Disk("models", path, _free_bytes(path)) for path in config.model_dirs))
+    state = Disk("state", config.state_dir, _free_bytes(_first_there(config.state_dir)))
+    return (state, *(Disk("models", path, _free_bytes(path)) for path in _model_dirs(config)))
+
+
+def _model_dirs(config: Config) -> tuple[str, ...]:
+    """models.dirs, less the daemon's own where it never ran: it makes that one itself."""
+    own = own_model_dir(config.state_dir)
+    return tuple(path for path in config.model_dirs if path != own or os.path.exists(own))
+
+
+def _first_there(folder: str) -> str:
+    """The folder, or the one in which the daemon will make it."""
+    while not os.path.exists(folder) and (above := os.path.dirname(folder)) != folder:
+        folder = above
+    return folder
 
 
 def _disks_of(told: Told) -> tuple[Disk, ...]:

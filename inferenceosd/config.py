@@ -20,6 +20,7 @@ from inferenceosd.environment import CONFIG_VARIABLE, ollama_settings, own_setti
 from inferenceosd.platform_folders import (
     Platform,
     config_candidates,
+    own_model_dir,
     runtime_folder,
     state_folder,
     this_platform,
@@ -198,7 +199,7 @@ def _assembled(
         admin_socket=values.get(keys.ADMIN_SOCKET) or os.path.join(runtime_dir, "admin.sock"),
         state_dir=state_dir,
         runtime_dir=runtime_dir,
-        model_dirs=(os.path.join(state_dir, "models"),) if dirs is None else dirs,
+        model_dirs=(own_model_dir(state_dir),) if dirs is None else dirs,
         model_defaults=_model_settings(Values({}), values),
         models=tuple(_model_rule(model, values) for model in values.get(keys.MODELS)),
         placement=_placement(values),

@@ -33,6 +33,7 @@ from inferenceosd.listening import (
     listen_privately,
 )
 from inferenceosd.logs import configure_logging
+from inferenceosd.platform_folders import own_model_dir
 from inferenceosd.service_manager import ServiceManager
 from inferenceosd.state_lock import StateLocked, locked
 from proxy.admin import ReloadRefused, build_admin_app
@@ -94,8 +95,8 @@ def _prepared(config: Config, manager: ServiceManager, held: ExitStack) -> tuple
     runtime = _private_folder(config.runtime_dir, choose="INFERENCEOSD_RUNTIME_DIR")
     held.enter_context(locked(state))
     held.enter_context(marked_children(mark_of(state)))
-    if config.model_dirs == (default := (str(state / "models"),)):
-        _private_folder(*default, choose="--model-dir")  # the user's own are theirs to make
+    if (own := own_model_dir(config.state_dir)) in config.model_dirs:
+        _private_folder(own, choose="--model-dir")  # the user's are theirs to make
     public = manager.passed_sockets() or listen_on(config.listen)
     for sock in public:
         held.enter_context(sock)

@@ -67,6 +67,11 @@ def state_folder(environ: Mapping[str, str], platform: Platform) -> str:
     return _user_folder("state", environ, platform)
 
 
+def own_model_dir(state_dir: str) -> str:
+    """The folder of models that the daemon makes itself where it is one of models.dirs."""
+    return os.path.join(state_dir, "models")
+
+
 def runtime_folder(environ: Mapping[str, str], platform: Platform, *, state_dir: str) -> str:
     """What ends with the daemon: its sockets. Below the state folder where the user has none."""
     if told := _first(environ.get("RUNTIME_DIRECTORY")):

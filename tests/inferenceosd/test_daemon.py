@@ -1,6 +1,7 @@
 """inferenceosd.daemon: the ground on which it runs. Its life is in tests/integration."""
 
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -73,6 +74,23 @@ def test_the_folder_of_a_living_daemon_and_all_else_stays(tmp_path: Path, living
         clear_ground(tmp_path, held)
 
     assert [path.exists() for path in kept] == [True, True]
+
+
+@pytest.mark.parametrize("others", [(), ("elsewhere",)], ids=["alone", "beside others"])
+def test_the_model_folder_of_its_own_is_made(tmp_path: Path, others: tuple[str, ...]) -> None:
+    own = tmp_path / "state" / "models"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        options = Options(
+            listen=f"127.0.0.1:{taken.getsockname()[1]}",
+            state_dir=str(tmp_path / "state"),
+            model_dirs=(str(own), *(str(tmp_path / name) for name in others)),
+        )
+        config = read_config(options, environ={"INFERENCEOSD_RUNTIME_DIR": str(tmp_path / "run")})
+
+        assert run(config, reload=lambda: config) == 1  # the port is taken
+
+    assert own.is_dir()
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_state_folder_that_cannot_be_made_is_one_line_with_the_option(

@@ -121,15 +121,26 @@ def test_the_doctor_looks_for_itself_and_leaves_no_trace(ctl: CliRunner, tmp_pat
 
 
 @pytest.mark.parametrize("command", ["doctor", "profile"])
-def test_json_is_all_that_stands_on_stdout(
-    ctl: CliRunner, tmp_path: Path, command: str
-) -> None:
+def test_json_is_all_that_stands_on_stdout(ctl: CliRunner, tmp_path: Path, command: str) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"no model at all")
 
     result = run(ctl, command, "--json")
 
     assert isinstance(json.loads(result.stdout), dict)
     assert result.stderr == ""
+
+
+def test_the_doctor_misses_nothing_that_the_daemon_makes_itself(
+    ctl: CliRunner, tmp_path: Path
+) -> None:
+    (tmp_path / "config.toml").write_text(f'[state]\ndir = "{tmp_path}/state"\n')
+
+    found = json.loads(run(ctl, "doctor", "--json").stdout)["checks"]
+
+    on_folders = {(each["name"], each["verdict"]) for each in found} & {
+        (name, verdict) for name in ("models", "disk") for verdict in ("pass", "warn", "fail")
+    }
+    assert on_folders == {("models", "pass"), ("disk", "pass")}
 
 
 def test_the_doctor_names_who_has_the_port(ctl: CliRunner, tmp_path: Path) -> None:
