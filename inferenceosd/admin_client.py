@@ -39,6 +39,8 @@ class Door:
     """The daemon's admin socket."""
 
     socket_path: str
+    unread: str = ""
+    """Why the configuration, which may name another socket, cannot be read; "" where it can."""
 
     def get(
         self, path: str, kind: type[T], *, query: Query | None = None, within_s: float = ANSWER_S
@@ -119,10 +121,12 @@ class Door:
         except PermissionError:
             fail(f"{self.socket_path} belongs to another user; try again as root or as that user")
         except OSError:
-            fail(
-                f"no inferenceosd answers on {self.socket_path}; start it with inferenceosd,"
-                " or name its socket with --socket"
-            )
+            remedy = "start it with inferenceosd, or name its socket with --socket"
+            if self.unread:
+                remedy = (
+                    f"it may use another, but {self.unread}; mend that, or name it with --socket"
+                )
+            fail(f"no inferenceosd answers on {self.socket_path}; {remedy}")
 
     def _connect(self) -> None:
         with socket.socket(socket.AF_UNIX) as tried:

@@ -71,15 +71,15 @@ Exit status: 0, 1 where the daemon does not answer or says no, 2 for wrong usage
 """
 
 
-def _usual_socket() -> str:
+def _usual_door() -> Door:
     """Where a daemon started here would listen; a broken configuration does not keep us out."""
     try:
-        return read_config(Options()).admin_socket
-    except ConfigError:
+        return Door(read_config(Options()).admin_socket)
+    except ConfigError as exc:
         platform = this_platform()
         state_dir = state_folder(os.environ, platform)
         run_dir = runtime_folder(os.environ, platform, state_dir=state_dir)
-        return os.path.join(run_dir, "admin.sock")
+        return Door(os.path.join(run_dir, "admin.sock"), unread=str(exc))
 
 
 class Duration(click.ParamType[float]):
@@ -92,10 +92,10 @@ class Duration(click.ParamType[float]):
     ) -> float:
         try:
             seconds = parse_duration(value)
-        except BadDuration as exc:
-            self.fail(str(exc), param, ctx)
+        except BadDuration:
+            seconds = math.nan
         if not 0 < seconds < math.inf:
-            self.fail("must be a span such as 1h or 30m", param, ctx)
+            self.fail(f"{value!r} is no span such as 90s, 30m or 1h30m", param, ctx)
         return seconds
 
 
@@ -149,7 +149,7 @@ as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSO
 @click.pass_context
 def main(context: click.Context, socket_path: str | None) -> None:
     """Ask a running inferenceosd what it does, and tell it what to do."""
-    context.obj = Door(socket_path or _usual_socket())
+    context.obj = Door(socket_path) if socket_path else _usual_door()
 
 
 @main.command()

@@ -203,6 +203,7 @@ def test_a_wrong_configuration_does_not_keep_one_from_asking(tmp_path: Path) -> 
 
     assert result.exit_code == 1
     assert "no inferenceosd answers on /nonexistent/admin.sock" in result.stderr
+    assert f"it may use another, but {wrong}:1: servr: unknown" in result.stderr
 
 
 def test_the_socket_of_the_configuration_is_asked(served: Path, tmp_path: Path) -> None:
