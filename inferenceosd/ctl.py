@@ -201,7 +201,8 @@ def plan(
     Memory by device with what is free and what is left, the layers' places, predicted speed, the
     flags, each concession, each device left alone and why, and what one more GiB would bring.
 
-    MODEL is a name, or the path of a GGUF file; files are planned here, without the daemon.
+    MODEL is a name, or the path of a GGUF file, as ./x and /x always are; files are planned here,
+    without the daemon.
 
     Exit status 1 where one does not fit.
     """

@@ -30,7 +30,9 @@ class CannotPlan(PlanError):
 
 
 def is_path(model: str) -> bool:
-    """True where a model is named by its file rather than by its name."""
+    """True where a model is named by its file rather than by its name, as ./x and /x always are."""
+    if model.startswith(("/", "./", "../")):
+        return True
     return model.endswith(".gguf") and (os.sep in model or os.path.isfile(model))
 
 

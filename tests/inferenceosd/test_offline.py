@@ -99,6 +99,18 @@ def test_a_file_that_is_no_model_is_one_sentence(ctl: CliRunner, tmp_path: Path)
     )
 
 
+def test_a_path_names_a_file_whatever_its_name_ends_in(
+    ctl: CliRunner, model: Path, tmp_path: Path
+) -> None:
+    blob = model.rename(tmp_path / "sha256-0123")
+    (tmp_path / "README.md").write_text("no model at all")
+
+    planned, refused = (run(ctl, "plan", path) for path in (blob, tmp_path / "README.md"))
+
+    assert planned.output.startswith("sha256-0123: ")
+    assert refused.stderr.startswith(f"inferenceosctl: {tmp_path}/README.md: ")
+
+
 def test_this_machine_is_profiled_and_recorded(ctl: CliRunner, tmp_path: Path) -> None:
     result = run(ctl, "profile", "--record", tmp_path / "here.json")
 
