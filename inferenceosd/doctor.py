@@ -24,6 +24,7 @@ _OPEN_DRIVERS = {"NVIDIA": "nvidia", "AMD": "amdgpu", "Intel": "i915"}
 _BROKEN_REMEDIES = {
     BrokenKind.FILE: "replace or remove the file",
     BrokenKind.INCOMPLETE: "download it again",
+    BrokenKind.RULE: "mend the name in [[model]], or give it a path; inferenceosctl models has all",
     BrokenKind.FOLDER: "let the daemon read it, or name another in models.dirs",
 }
 _RIGHT_DRIVERS = {"NVIDIA": ("nvidia",), "AMD": ("amdgpu",), "Intel": ("i915", "xe")}

@@ -185,6 +185,7 @@ class BrokenKind(Enum):
     FILE = "file"
     INCOMPLETE = "incomplete"  # a part is missing, or the end: not downloaded whole
     FOLDER = "folder"  # cannot be searched, or not to its end
+    RULE = "rule"  # of the settings, for a file that is not there
 
 
 @dataclass(frozen=True, slots=True)

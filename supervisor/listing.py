@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from planners.model import BrokenFile, ModelId, ModelInfo, ModelSettings, ServedModel
+from planners.model import BrokenFile, BrokenKind, ModelId, ModelInfo, ModelSettings, ServedModel
 from planners.settings import ModelRule
 from supervisor.gguf_files import SUFFIX, FileStat, ModelFile
 from supervisor.projectors import is_projector_name, projector_for
@@ -193,7 +193,7 @@ class _Shelf:
         for name, rule in self._rules.items():
             if name not in seen:
                 reason = "a rule without a file: none of that name is in the model folders"
-                self._broken.append(BrokenFile(rule.name, reason))
+                self._broken.append(BrokenFile(rule.name, reason, kind=BrokenKind.RULE))
 
 
 class _Beside:

@@ -217,6 +217,18 @@ SILENT = replace(
             id="a folder of models that is not there",
         ),
         pytest.param(
+            replace(
+                WELL,
+                status=replace(
+                    STATUS,
+                    engines=(VULKAN,),
+                    broken=(BrokenFile("qwn", "a rule without a file", kind=BrokenKind.RULE),),
+                ),
+            ),
+            Verdict.FAIL, "models", "qwn: a rule without a file", "mend the name in [[model]]",
+            id="a rule for a model that is not there",
+        ),
+        pytest.param(
             replace(WELL, disks=(Disk("state", "/var/lib/x", 20 * MIB),)), Verdict.FAIL, "disk",
             "/var/lib/x (state) has 20.0 MiB left", "free 100.0 MiB", id="a full disk",
         ),

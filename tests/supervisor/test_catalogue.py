@@ -147,6 +147,7 @@ async def test_a_rule_whose_file_is_missing_is_reported(tmp_path: Path) -> None:
         "lost.gguf": "model lost: no such file or directory",
         "unknown": "a rule without a file: none of that name is in the model folders",
     }
+    assert catalogue.broken[-1].kind is BrokenKind.RULE
 
 
 async def test_a_rule_for_a_broken_file_is_not_reported_a_second_time(tmp_path: Path) -> None:
