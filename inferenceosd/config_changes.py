@@ -1,10 +1,11 @@
 """What a new configuration changes, in words. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 
 from inferenceosd.config import Config
 from planners.model import ModelId
+from planners.settings import FleetSettings
 from planners.view import Observed
 
 _SECTIONS = {
@@ -13,11 +14,17 @@ _SECTIONS = {
     "model_dirs": "models.dirs",
     "model_defaults": "[models]",
     "placement": "[devices], [memory], [models], [rpc] or [engine]",
-    "fleet": "[fleet] or [models]",
     "backends": "[backends]",
     "log": "[log]",
     "ollama_version": "ollama.version",
 }
+_FLEET_ELSEWHERE = {
+    "max_loaded": "models.max_loaded",
+    "max_waiting": "models.max_waiting",
+    "context_policy": "models.context_policy",
+    "groups": "[[group]]",
+}
+"""Of FleetSettings, what is written in another table than [fleet]."""
 _ONLY_AT_START = {
     "listen": "server.listen",
     "admin_socket": "admin.socket",
@@ -33,7 +40,8 @@ def changed_settings(before: Config, after: Config) -> tuple[str, ...]:
         for field in fields(Config)
         if field.name in _SECTIONS and getattr(before, field.name) != getattr(after, field.name)
     ]
-    return (*sections, *_changed_models(before, after))
+    fleet = (f"{key} changed" for key in _changed_fleet(before.fleet, after.fleet))
+    return (*sections, *dict.fromkeys(fleet), *_changed_models(before, after))
 
 
 def needs_restart(before: Config, after: Config) -> tuple[str, ...]:
@@ -53,6 +61,12 @@ def drained_models(
         for seen in running
         if launch_keys.get(seen.model_id) != seen.launch_key
     )
+
+
+def _changed_fleet(before: FleetSettings, after: FleetSettings) -> Iterator[str]:
+    for field in fields(FleetSettings):
+        if getattr(before, field.name) != getattr(after, field.name):
+            yield _FLEET_ELSEWHERE.get(field.name, "[fleet]")
 
 
 def _changed_models(before: Config, after: Config) -> list[str]:

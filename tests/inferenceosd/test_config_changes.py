@@ -7,6 +7,7 @@ from inferenceosd.config_changes import changed_settings, drained_models, needs_
 from inferenceosd.config_kinds import Listen
 from inferenceosd.platform_folders import this_platform
 from planners.model import ModelId
+from planners.settings import FleetSettings
 from tests.fakes.admin_service import READY
 
 
@@ -30,6 +31,15 @@ def test_nothing_changed_is_nothing_to_say() -> None:
     [
         pytest.param("[models]\nkeep_alive = 1", ("[models] changed",), id="a default"),
         pytest.param("[[model]]\nname = 'a'", ("model a added",), id="a model"),
+        pytest.param(
+            "[[group]]\nname = 'g'\nmodels = ['a', 'b']", ("[[group]] changed",), id="a group"
+        ),
+        pytest.param(
+            "[models]\ncontext_policy = 'fixed'",
+            ("models.context_policy changed",),
+            id="the policy",
+        ),
+        pytest.param("[fleet]\nturn = 1\nstop_timeout = 1", ("[fleet] changed",), id="times"),
         pytest.param(
             "[rpc]\nservers = ['127.0.0.1:50052']",
             ("[devices], [memory], [models], [rpc] or [engine] changed",),
@@ -59,13 +69,22 @@ def test_what_only_a_new_daemon_takes_up_is_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", [f.name for f in fields(Config) if f.name not in ("file", "warnings", "models")]
+    "field",
+    [f.name for f in fields(Config) if f.name not in ("file", "warnings", "models", "fleet")],
 )
 def test_no_setting_changes_without_a_word(field: str) -> None:
     after = config()
     object.__setattr__(after, field, object())
 
     assert changed_settings(config(), after) or needs_restart(config(), after)
+
+
+@pytest.mark.parametrize("field", [f.name for f in fields(FleetSettings)])
+def test_nothing_of_the_fleet_changes_without_a_word(field: str) -> None:
+    fleet = replace(config().fleet)
+    object.__setattr__(fleet, field, object())
+
+    assert changed_settings(config(), replace(config(), fleet=fleet))
 
 
 @pytest.mark.parametrize(
