@@ -20,7 +20,7 @@ from inferenceosd.recording import recorded_now
 from planners.backends import Engine, RejectedEngine
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.model import ModelId, ServedModel
-from planners.outlook import Outlook
+from planners.outlook import Outlook, grouped
 from planners.reconcile import NO_ENGINE, launch_key
 from proxy.admin import ReloadRefused
 from proxy.admin_values import (
@@ -149,7 +149,8 @@ class Control:
             served.model_id: _asking(served, context=context, parallel=parallel)
             for served in map(self._served, names)
         }
-        return await self._parts.fleet.outlooks(tuple(asked.values()), elsewhere=hardware)
+        planned = await self._parts.fleet.outlooks(tuple(asked.values()), elsewhere=hardware)
+        return grouped(planned, self._config.fleet.groups)
 
     async def profile(self) -> str:
         """The machine as JSON."""

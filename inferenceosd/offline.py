@@ -17,7 +17,7 @@ from planners.gguf import GgufError
 from planners.hardware import HardwareProfile
 from planners.model import BrokenFile, ModelId, ServedModel
 from planners.other_machine import engines_there
-from planners.outlook import Surroundings, outlook, outlooks
+from planners.outlook import Surroundings, grouped, outlook, outlooks
 from planners.profile_json import decode_profile
 from proxy.admin_plan import PlanReport, PlansReport, plan_report, plans_report
 from supervisor.backends import find_engines
@@ -61,7 +61,8 @@ def plan_files(
             raise CannotPlan(f"{path} and {twin.path} are both named {served.model_id}")
         models[served.model_id] = served
     machine, around = _surroundings(config, hardware)
-    return plans_report(outlooks(tuple(models.values()), machine, around))
+    planned = outlooks(tuple(models.values()), machine, around)
+    return plans_report(grouped(planned, config.fleet.groups))
 
 
 def _surroundings(config: Config, hardware: str | None) -> tuple[HardwareProfile, Surroundings]:

@@ -37,8 +37,12 @@ def plan_text(report: PlanReport) -> str:
 
 
 def plans_text(report: PlansReport) -> str:
-    """Each model's places and speed, and what each concession cost; then the sum by device."""
-    return _sections(*(_beside(each) for each in report.plans), _sums(report))
+    """Each model's places and speed, and what each concession cost; then the sum by device, and
+    which of them never run at once.
+    """
+    return _sections(
+        *(_beside(each) for each in report.plans), _sums(report), "\n".join(report.apart)
+    )
 
 
 def _beside(report: PlanReport) -> str:

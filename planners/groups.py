@@ -28,9 +28,9 @@ def conflict(one: ServedModel, other: ServedModel, groups: Iterable[Group]) -> s
     for group in groups:
         has_one, has_other = group.has(one), group.has(other)
         if group.exclusive and has_one and has_other:
-            return f"group {group.name} runs one model at a time"
+            return f"group {group.name!r} runs one model at a time"
         if group.alone and has_one != has_other:
-            return f"group {group.name} runs alone"
+            return f"group {group.name!r} runs alone"
     return None
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from planners.backends import Engine
 from planners.dry_runs import NO_DRY_RUNS, DryRuns
+from planners.groups import Group, conflict
 from planners.hardware import HOST, Device, DeviceId, HardwareProfile
 from planners.layout.measures import Measures
 from planners.model import ServedModel
@@ -31,6 +32,8 @@ class Outlook:
     """Of the plan; None where there is no plan."""
     one_more_gib: tuple[str, ...]
     """What one more GiB would bring, a sentence per place where it brings something."""
+    apart: tuple[str, ...] = ()
+    """Of models planned at once: a sentence per earlier one that never runs beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,22 @@ def outlooks(
         _outlook(served, answers[served.model_id], hardware, around, one_more_gib=())
         for served in models
     )
+
+
+def grouped(planned: Sequence[Outlook], groups: Sequence[Group]) -> tuple[Outlook, ...]:
+    """The same, told of groups that keep two of them apart, however much memory there is."""
+    return tuple(
+        replace(each, apart=tuple(_apart(each.served, planned[:n], groups)))
+        for n, each in enumerate(planned)
+    )
+
+
+def _apart(
+    served: ServedModel, before: Iterable[Outlook], groups: Sequence[Group]
+) -> Iterator[str]:
+    for other in before:
+        if (why := conflict(other.served, served, groups)) is not None:
+            yield f"{other.served.model_id} and {served.model_id} never run at once: {why}"
 
 
 def _outlook(

@@ -93,6 +93,8 @@ class PlansReport:
     plans: tuple[PlanReport, ...]
     sums: tuple[SumReport, ...]
     """Of those that fit, by device."""
+    apart: tuple[str, ...] = ()
+    """Which of them never run at once, and why, a sentence each."""
 
     @property
     def fits(self) -> bool:
@@ -104,7 +106,8 @@ def plans_report(outlooks: Sequence[Outlook]) -> PlansReport:
     """The planner's answers, with what they come to."""
     reports = tuple(plan_report(each) for each in outlooks)
     hardware = outlooks[0].hardware if outlooks else None
-    return PlansReport(reports, () if hardware is None else tuple(_sums(reports, hardware)))
+    sums = () if hardware is None else tuple(_sums(reports, hardware))
+    return PlansReport(reports, sums, tuple(said for each in outlooks for said in each.apart))
 
 
 def _sums(reports: Sequence[PlanReport], hardware: HardwareProfile) -> Iterator[SumReport]:

@@ -177,3 +177,25 @@ async def test_a_model_that_is_named_twice_is_planned_once_and_as_was_asked(
     assert [each.served.model_id for each in found] == ["one", "other"]
     assert {each.served.settings.context for each in found} == {512}
     assert {each.served.settings.parallel for each in found} == {3}
+
+
+async def test_plans_of_models_that_a_group_keeps_apart_say_so(
+    house: House, control: Control
+) -> None:
+    models = house.folder / "models"
+    models.mkdir()
+    for name in ("one", "other", "free"):
+        (models / f"{name}.gguf").write_bytes(tiny_model())
+    group = "[[group]]\nname = 'two'\nmodels = ['one', 'other']"
+    house.write(f'[models]\ndirs = ["{models}"]\n{group}')
+    await control.reload()
+
+    found = await control.plan_together(
+        ["one", "free", "other"], context=512, parallel=1, hardware=machine(host_gib=8)
+    )
+
+    assert [each.apart for each in found] == [
+        (),
+        (),
+        ("one and other never run at once: group 'two' runs one model at a time",),
+    ]

@@ -135,6 +135,12 @@ def test_what_several_plans_take_of_a_shared_pool_is_taken_from_the_host_once() 
     assert host.left_bytes == 48 * GIB - host.total_bytes - gpu.total_bytes
 
 
+def test_models_that_a_group_keeps_apart_are_named_below_the_sum() -> None:
+    report = plans_report([OUTLOOK, replace(OUTLOOK, apart=("a and b never run at once: why",))])
+
+    assert plans_text(report).endswith("\n\na and b never run at once: why")
+
+
 def test_no_plans_are_no_text() -> None:
     assert plans_text(plans_report([])) == ""
 

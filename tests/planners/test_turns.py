@@ -179,7 +179,7 @@ def test_members_of_an_exclusive_group_take_each_others_place() -> None:
     (stop,) = actions(told)
 
     assert stop == Stop(
-        InstanceId("i-small"), "to load b: group g runs one model at a time", TINY_B.model_id
+        InstanceId("i-small"), "to load b: group 'g' runs one model at a time", TINY_B.model_id
     )
 
 
@@ -196,7 +196,7 @@ def test_a_group_that_comes_with_a_reload_stops_the_member_that_was_used_longer_
     rule = group(exclusive=True, alone=False)
 
     assert actions(grouped(older, newer, demand={}, rule=rule)) == (
-        Stop(older.instance_id, "b runs, and group g runs one model at a time"),
+        Stop(older.instance_id, "b runs, and group 'g' runs one model at a time"),
     )
     assert actions(grouped(at_work(SMALL), at_work(TINY_B), demand={}, rule=rule)) == ()
 
@@ -216,7 +216,7 @@ def test_a_group_that_runs_alone_has_all_others_stopped() -> None:
 
     (stop,) = actions(told)
 
-    assert stop == Stop(InstanceId("i-a"), "to load b: group g runs alone", TINY_B.model_id)
+    assert stop == Stop(InstanceId("i-a"), "to load b: group 'g' runs alone", TINY_B.model_id)
 
 
 def test_a_member_is_refused_while_a_pinned_one_holds_its_place() -> None:
