@@ -3,6 +3,7 @@
 import io
 import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -132,6 +133,11 @@ class Program(click.Group):
             with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             fail(f"cannot write the answer: {exc.strerror or exc}")
+
+
+def _terminal_columns() -> int | None:
+    """Of the terminal that the answer goes to; None where it goes elsewhere, as to grep."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
@@ -410,19 +416,23 @@ def events(
 ) -> None:
     """Print what happened and why: loads, unloads, evictions, crashes, refusals.
 
-    Also of a model that is no longer on offer. --follow goes on until Ctrl-C, or until the daemon
-    ends; with --json it prints one event a line.
+    Also of a model that is no longer on offer. Long reasons are folded on a terminal; elsewhere an
+    event is a line. --follow goes on until Ctrl-C, or until the daemon ends; with --json it prints
+    one event a line.
     """
+    columns = _terminal_columns()
     query: dict[str, str | int] = {"limit": limit}
     if model is not None:
         query["model"] = model
     if since is not None:
         query["since_s"] = math.ceil(since)
     if follow:
-        lines = report.followed_event_json if as_json else report.followed_event
+        in_lines = partial(report.followed_event, columns=columns)
+        lines = report.followed_event_json if as_json else in_lines
         show_stream(door.follow("/events", Followed, query=query), lines=lines)
         return
-    door.get("/events", EventsReport, query=query).show(report.events_text, as_json=as_json)
+    answer = door.get("/events", EventsReport, query=query)
+    answer.show(partial(report.events_text, columns=columns), as_json=as_json)
 
 
 @main.command()

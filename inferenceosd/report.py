@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from inferenceosd.tables import table
+from inferenceosd.tables import folded, table
 from planners.durations import format_duration
 from planners.model import BrokenFile
 from planners.sizes import format_size
@@ -109,19 +109,19 @@ def log_text(report: LogReport) -> str:
     return "\n".join(report.lines)
 
 
-def events_text(report: EventsReport) -> str:
-    """One line an event, oldest first."""
+def events_text(report: EventsReport, *, columns: int | None = None) -> str:
+    """One line an event, oldest first; on a terminal of `columns` its reason is folded."""
     if not report.events:
         return "no events"
     rows = map(_event_cells, report.events)
-    return table(("TIME", "EVENT", "MODEL", "REASON"), rows)
+    return table(("TIME", "EVENT", "MODEL", "REASON"), rows, columns=columns)
 
 
-def followed_event(told: Followed) -> Iterator[str]:
-    """One line of events that are followed, in columns of their own."""
+def followed_event(told: Followed, *, columns: int | None = None) -> Iterator[str]:
+    """One event of those that are followed, likewise, in columns of their own."""
     if told.event is not None:
         at, kind, model, reason = _event_cells(told.event)
-        yield f"{at}  {kind:<20}  {model:<16}  {reason}".rstrip()
+        yield folded(f"{at}  {kind:<20}  {model:<16}  ", reason, columns=columns)
 
 
 def followed_event_json(told: Followed) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """inferenceosd.tables: columns line up."""
 
-from inferenceosd.tables import table
+from inferenceosd.tables import folded, table
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
@@ -27,3 +27,28 @@ def test_wide_and_combining_characters_keep_the_columns() -> None:
 
 def test_headers_stand_alone_over_nothing() -> None:
     assert table(("A", "B"), []) == "A  B"
+
+
+def test_a_long_last_cell_is_folded_below_its_start_on_a_terminal() -> None:
+    shown = table(
+        ("A", "WHY"), [("one", "because of this and of that and so on"), ("two", "")], columns=30
+    )
+
+    assert shown == (
+        "A    WHY\n"
+        "one  because of this and of\n"
+        "     that and so on\n"
+        "two"
+    )  # fmt: skip
+
+
+def test_a_word_longer_than_the_terminal_stays_whole() -> None:
+    path = "/a/very/long/path/of/an/engine/that/somebody/copies"
+
+    assert folded("one  ", f"at {path}", columns=30) == f"one  at\n     {path}"
+
+
+def test_where_hardly_any_room_is_left_nothing_is_folded() -> None:
+    line = table(("A", "WHY"), [("a" * 20, "because of this and of that")], columns=30)
+
+    assert len(line.splitlines()) == 2
