@@ -82,3 +82,12 @@ def test_the_pages_hold_what_the_code_says_now() -> None:
     )
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_decisions_are_numbered_one_after_another_in_name_and_title() -> None:
+    pages = sorted((ROOT / "docs" / "adr").glob("*.md"))
+
+    assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
+    assert [page.read_text().split(".")[0] for page in pages] == [
+        f"# {number}" for number in range(1, len(pages) + 1)
+    ]
