@@ -164,8 +164,16 @@ def main(context: click.Context, socket_path: str | None) -> None:
 def status(door: Door, as_json: bool) -> None:
     """Show models in memory, devices, and engines.
 
-    Per model: its process, layers per device, context × slots, memory predicted and measured,
-    requests, speed, and how long it stays. Per device: total, free, and what is ours.
+    Per model: its process, layers per device, context × slots, requests, tokens/s of the last one,
+    and how long it stays.
+
+    Its memory per device: buffers PREDICTED and MEASURED; RESERVED for what no buffer shows, a
+    driver's context and a full prompt cache among it; TAKEN of that as it was loaded.
+
+    Its speed: predicted, and MEASURED, the median of requests that had it to themselves, from
+    three on; how long this LOAD took, and what is USUAL here.
+
+    Per device: total, free, and what is ours.
     """
     now = time.time()
     answer = door.get("/status", StatusReport)
