@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from inferenceosd.doctor import Disk, Facts
 from inferenceosd.listening import CannotListen, listen_on
 from inferenceosd.platform_folders import own_model_dir
 from planners.argv import VISIBILITY
+from planners.groups import unknown_members
 from planners.hardware import HardwareProfile
 from proxy.admin_values import DaemonReport, StatusReport, status_report
 from supervisor.backends import find_engines
@@ -30,6 +32,8 @@ class Told:
 
     status: StatusReport
     hardware: HardwareProfile
+    names: tuple[str, ...]
+    """Of all models on offer, aliases included."""
 
 
 def facts_now(told: Told | None, *, socket_path: str) -> Facts:
@@ -53,6 +57,7 @@ def facts_now(told: Told | None, *, socket_path: str) -> Facts:
         hiding=tuple(f"{name}={os.environ[name]}" for name in VISIBILITY if name in os.environ),
         suspended_s=suspended_s(),
         now=time.time(),
+        strangers=_strangers(config, told.names) if told and config else (),
     )
     if told is not None or config is None:
         return facts
@@ -83,7 +88,18 @@ async def _looked(facts: Facts, config: Config) -> Facts:
         broken=catalogue.broken,
         now_s=0.0,
     )
-    return replace(facts, status=status, hardware=hardware, hardware_mistake=mistake)
+    names = [n for m in catalogue.models.values() for n in (m.model_id, *m.aliases)]
+    return replace(
+        facts,
+        status=status,
+        hardware=hardware,
+        hardware_mistake=mistake,
+        strangers=_strangers(config, names),
+    )
+
+
+def _strangers(config: Config, names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(unknown_members(config.fleet.groups, names))
 
 
 def _nobody(config: Config) -> DaemonReport:

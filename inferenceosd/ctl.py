@@ -261,7 +261,7 @@ def doctor(door: Door, as_json: bool) -> None:
     """Check what is often wrong and say how to mend it.
 
     Settings, port, engines, drivers, libraries, device files, devices, control groups, model
-    files, disks, sleep. Works with and without a running daemon; with one, by its eyes.
+    files, groups, disks, sleep. Works with and without a running daemon; with one, by its eyes.
 
     Exit status 1 where something failed.
     """
@@ -269,7 +269,9 @@ def doctor(door: Door, as_json: bool) -> None:
     if door.is_open():
         status = door.get("/status", StatusReport).value
         text = door.get("/profile", msgspec.Raw).sent.decode()
-        told = Told(status, _here(lambda: decode_profile(text)).hardware)
+        offered = door.get("/models", ModelsReport).value.models
+        names = tuple(name for each in offered for name in (each.model, *each.aliases))
+        told = Told(status, _here(lambda: decode_profile(text)).hardware, names)
     found = checks(facts_now(told, socket_path=door.socket_path))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode({"checks": found}), indent=2))

@@ -82,6 +82,8 @@ class Facts:
     """Asleep since the machine booted."""
     now: float
     """UTC seconds."""
+    strangers: tuple[str, ...] = ()
+    """What `[[group]]` names and nothing on offer is called, half a sentence each."""
 
 
 def checks(facts: Facts) -> tuple[Check, ...]:
@@ -97,6 +99,7 @@ def checks(facts: Facts) -> tuple[Check, ...]:
         *_devices(facts),
         *_memory(facts),
         *_models(facts),
+        *_groups(facts),
         *_disks(facts),
         *_sleep(facts),
     )
@@ -282,6 +285,11 @@ def _models(facts: Facts) -> Iterator[Check]:
         yield _fail("models", f"{file.path}: {file.reason}", _BROKEN_REMEDIES[file.kind])
     if not broken:
         yield _pass("models", "no model file is broken or lacks a part")
+
+
+def _groups(facts: Facts) -> Iterator[Check]:
+    for said in facts.strangers:
+        yield _warn("groups", said, "mend the name; inferenceosctl models has all that there are")
 
 
 def _disks(facts: Facts) -> Iterator[Check]:

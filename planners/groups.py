@@ -1,6 +1,6 @@
 """Models that may not run at once, as the operator grouped them. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from planners.model import ServedModel
@@ -21,6 +21,15 @@ class Group:
         """Whether the model is a member."""
         names = {_folded(name) for name in (served.model_id, *served.aliases)}
         return any(_folded(name) in names for name in self.models)
+
+
+def unknown_members(groups: Iterable[Group], names: Iterable[str]) -> Iterator[str]:
+    """Half a sentence per group with members that are none of `names`, aliases included."""
+    known = {_folded(name) for name in names}
+    for group in groups:
+        unknown = [repr(name) for name in group.models if _folded(name) not in known]
+        if unknown:
+            yield f"group {group.name!r} names no model with {', '.join(unknown)}"
 
 
 def conflict(one: ServedModel, other: ServedModel, groups: Iterable[Group]) -> str | None:

@@ -229,6 +229,11 @@ SILENT = replace(
             id="a rule for a model that is not there",
         ),
         pytest.param(
+            replace(WELL, strangers=("group 'g' names no model with 'qwn'",)),
+            Verdict.WARN, "groups", "names no model with 'qwn'", "mend the name",
+            id="a group with a member that is no model",
+        ),
+        pytest.param(
             replace(WELL, disks=(Disk("state", "/var/lib/x", 20 * MIB),)), Verdict.FAIL, "disk",
             "/var/lib/x (state) has 20.0 MiB left", "free 100.0 MiB", id="a full disk",
         ),

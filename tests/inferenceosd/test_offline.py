@@ -155,6 +155,18 @@ def test_the_doctor_misses_nothing_that_the_daemon_makes_itself(
     assert on_folders == {("models", "pass"), ("disk", "pass")}
 
 
+def test_the_doctor_knows_members_of_groups_by_name_and_alias(
+    ctl: CliRunner, model: Path, tmp_path: Path
+) -> None:
+    with (tmp_path / "config.toml").open("a") as config:
+        config.write(f'[[model]]\nname = "{model.stem}"\naliases = ["small"]\n')
+        config.write('[[group]]\nname = "g"\nmodels = ["Small", "TINY:latest", "qwn"]\n')
+
+    result = run(ctl, "doctor")
+
+    assert "WARN  groups         group 'g' names no model with 'qwn'\n" in result.output
+
+
 def test_the_doctor_names_who_has_the_port(ctl: CliRunner, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
