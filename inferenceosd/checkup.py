@@ -16,7 +16,7 @@ from inferenceosd.platform_folders import own_model_dir
 from planners.argv import VISIBILITY
 from planners.groups import unknown_members
 from planners.hardware import HardwareProfile
-from proxy.admin_values import DaemonReport, StatusReport, status_report
+from proxy.admin.status import DaemonReport, StatusReport, status_report
 from supervisor.backends import find_engines
 from supervisor.catalogue import Catalogue
 from supervisor.devices.storage import free_bytes

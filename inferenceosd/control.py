@@ -22,22 +22,11 @@ from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.model import ModelId, ServedModel
 from planners.outlook import Outlook, grouped
 from planners.reconcile import NO_ENGINE, launch_key
-from proxy.admin import ReloadRefused
-from proxy.admin_values import (
-    DaemonReport,
-    EventReport,
-    Followed,
-    ForgetReport,
-    LoadReport,
-    LogReport,
-    ModelsReport,
-    ReloadReport,
-    RetryReport,
-    StatusReport,
-    UnloadReport,
-    models_report,
-    status_report,
-)
+from proxy.admin.models import ModelsReport, models_report
+from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
+from proxy.admin.records import EventReport, Followed, LogReport
+from proxy.admin.service import ReloadRefused
+from proxy.admin.status import DaemonReport, StatusReport, status_report
 from proxy.errors import BadRequest, UnknownModel
 from supervisor.backends import find_engines
 from supervisor.catalogue import Catalogue
@@ -66,9 +55,10 @@ class Parts:
 
 
 class Control:
-    """Implements proxy.admin.AdminService. Holds the configuration in force; replaces it whole.
+    """Implements proxy.admin.service.AdminService.
 
-    What only a new daemon takes up (sockets, folders) stays as it was at the start.
+    Holds the configuration in force, and replaces it whole. What only a new daemon takes up
+    (sockets, folders) stays as it was at the start.
     """
 
     def __init__(

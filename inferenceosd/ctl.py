@@ -30,24 +30,19 @@ from inferenceosd.profile_text import profile_text
 from planners.durations import BadDuration, parse_duration
 from planners.errors import PlanError
 from planners.profile_json import MAX_CHARS, decode_profile
-from proxy.admin_plan import PlanReport, PlansReport
-from proxy.admin_values import (
+from proxy.admin.models import ModelsReport
+from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
+from proxy.admin.plan import MAX_NUMBER, PlanReport, PlansReport
+from proxy.admin.records import (
     DEFAULT_EVENTS,
     DEFAULT_LINES,
     MAX_EVENTS,
     MAX_LINES,
-    MAX_NUMBER,
     EventsReport,
     Followed,
-    ForgetReport,
-    LoadReport,
     LogReport,
-    ModelsReport,
-    ReloadReport,
-    RetryReport,
-    StatusReport,
-    UnloadReport,
 )
+from proxy.admin.status import StatusReport
 from supervisor.errors import SupervisorError
 
 LOAD_S = 24 * 3600.0  # it knows when a load has stalled; we only wait

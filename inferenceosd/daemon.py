@@ -36,7 +36,8 @@ from inferenceosd.logs import configure_logging
 from inferenceosd.platform_folders import own_model_dir
 from inferenceosd.service_manager import ServiceManager
 from inferenceosd.state_lock import StateLocked, locked
-from proxy.admin import ReloadRefused, build_admin_app
+from proxy.admin.routes import build_admin_app
+from proxy.admin.service import ReloadRefused
 from proxy.app import PARTING_S, ASGIApp, build_app
 from proxy.door import DoorSettings
 from proxy.exchange import Receive, Scope, Send

@@ -12,7 +12,7 @@ from planners.durations import format_duration
 from planners.hardware import Device, DeviceKind, HardwareProfile, NoteKind
 from planners.model import BrokenKind
 from planners.sizes import GIB, MIB, format_size
-from proxy.admin_values import StatusReport
+from proxy.admin.status import StatusReport
 from supervisor.drivers import Card, Drivers
 
 LEAST_STATE_BYTES = 100 * MIB  # the journal's 100 000 events take half of it

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import click
 
 from inferenceosd.admin_client import EXIT_FAILED
-from proxy.admin_values import Followed
+from proxy.admin.records import Followed
 
 EXIT_INTERRUPTED = 130  # as a shell tells of SIGINT
 

@@ -19,7 +19,7 @@ from planners.model import BrokenFile, ModelId, ServedModel
 from planners.other_machine import engines_there
 from planners.outlook import Surroundings, grouped, outlook, outlooks
 from planners.profile_json import decode_profile
-from proxy.admin_plan import PlanReport, PlansReport, plan_report, plans_report
+from proxy.admin.plan import PlanReport, PlansReport, plan_report, plans_report
 from supervisor.backends import find_engines
 from supervisor.gguf_files import file_at, read_model
 from supervisor.probe import HardwareProbe

@@ -8,7 +8,7 @@ from inferenceosd.tables import table
 from planners.plan import LaunchPlan
 from planners.reasons import ReasonKind
 from planners.sizes import format_size
-from proxy.admin_plan import PlaceReport, PlanReport, PlansReport, ShortfallReport, UnusedReport
+from proxy.admin.plan import PlaceReport, PlanReport, PlansReport, ShortfallReport, UnusedReport
 
 NOTHING = "-"
 UNKNOWN = "?"

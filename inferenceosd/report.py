@@ -10,21 +10,10 @@ from planners.durations import format_duration
 from planners.model import BrokenFile
 from planners.sizes import format_size
 from planners.speed import format_rate
-from proxy.admin_values import (
-    DeviceReport,
-    EventReport,
-    EventsReport,
-    Followed,
-    ForgetReport,
-    InstanceReport,
-    LoadReport,
-    LogReport,
-    ModelsReport,
-    ReloadReport,
-    RetryReport,
-    StatusReport,
-    UnloadReport,
-)
+from proxy.admin.models import ModelsReport
+from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
+from proxy.admin.records import EventReport, EventsReport, Followed, LogReport
+from proxy.admin.status import DeviceReport, InstanceReport, StatusReport
 
 NOTHING = "-"
 UNKNOWN = "?"

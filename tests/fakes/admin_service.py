@@ -29,22 +29,12 @@ from planners.profile_json import RecordedProfile, encode_profile
 from planners.reasons import Price, Reason, ReasonKind, Unit, unused
 from planners.sizes import GIB, MIB
 from planners.view import InstanceState, Observed
-from proxy.admin import ReloadRefused, build_admin_app
-from proxy.admin_values import (
-    DaemonReport,
-    EventReport,
-    Followed,
-    ForgetReport,
-    LoadReport,
-    LogReport,
-    ModelReport,
-    ModelsReport,
-    ReloadReport,
-    RetryReport,
-    StatusReport,
-    UnloadReport,
-    status_report,
-)
+from proxy.admin.models import ModelReport, ModelsReport
+from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
+from proxy.admin.records import EventReport, Followed, LogReport
+from proxy.admin.routes import build_admin_app
+from proxy.admin.service import ReloadRefused
+from proxy.admin.status import DaemonReport, StatusReport, status_report
 from proxy.errors import UnknownModel
 from proxy.server import serve
 from supervisor.lease import ModelUnavailable

@@ -11,7 +11,7 @@ from inferenceosd.config import Config, Options, read_config
 from inferenceosd.control import Control, Parts
 from inferenceosd.platform_folders import Platform
 from planners.model import ModelId
-from proxy.admin import ReloadRefused
+from proxy.admin.service import ReloadRefused
 from proxy.errors import BadRequest, UnknownModel
 from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired, Ground

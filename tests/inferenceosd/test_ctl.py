@@ -19,7 +19,8 @@ from inferenceosd import __version__, report
 from inferenceosd.admin_client import ANSWER_S, Door
 from inferenceosd.ctl import main
 from planners.profile_json import decode_profile
-from proxy.admin_values import EventsReport, UnloadReport
+from proxy.admin.orders import UnloadReport
+from proxy.admin.records import EventsReport
 from tests.fakes.admin_service import (
     EVENTS,
     MODELS,

@@ -11,7 +11,7 @@ from planners.hardware import Device, DeviceId, DeviceKind, HardwareProfile, Not
 from planners.model import BrokenFile, BrokenKind
 from planners.profile_json import decode_profile
 from planners.sizes import GIB, MIB
-from proxy.admin_values import EngineReport
+from proxy.admin.status import EngineReport
 from supervisor.drivers import Card, Drivers, Node
 from tests.fakes.admin_service import DAEMON, STATUS
 

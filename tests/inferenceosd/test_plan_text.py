@@ -8,7 +8,7 @@ import msgspec
 from inferenceosd.plan_text import plan_text, plans_text
 from planners.hardware import DeviceId
 from planners.sizes import GIB
-from proxy.admin_plan import PlanReport, ShortfallReport, plan_report, plans_report
+from proxy.admin.plan import PlanReport, ShortfallReport, plan_report, plans_report
 from tests.fakes.admin_service import ENGINE, GPU, HARDWARE, OUTLOOK, PLAN, SHORTFALL
 
 PLAN_TEXT = """\

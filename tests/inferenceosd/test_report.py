@@ -3,16 +3,10 @@
 from dataclasses import replace
 
 from inferenceosd import report
-from proxy.admin_values import (
-    EventsReport,
-    LoadReport,
-    LogReport,
-    ModelsReport,
-    ReloadReport,
-    StatusReport,
-    UnloadReport,
-    instance_report,
-)
+from proxy.admin.models import ModelsReport
+from proxy.admin.orders import LoadReport, ReloadReport, UnloadReport
+from proxy.admin.records import EventsReport, LogReport
+from proxy.admin.status import StatusReport, instance_report
 from tests.fakes.admin_service import (
     DAEMON,
     EVENTS,

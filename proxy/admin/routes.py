@@ -1,11 +1,10 @@
-"""The admin door: what `inferenceosctl` asks, as JSON over HTTP, on the Unix socket only.
+"""The admin door's routes: JSON over HTTP, on the Unix socket only.
 
 Whoever may open the socket may do all of it: its mode, 0600, is the access control.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 from starlette.applications import Starlette
@@ -15,28 +14,29 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from planners.hardware import HardwareProfile
-from planners.outlook import Outlook
 from planners.profile_json import BadProfile, decode_profile
 from proxy import names
-from proxy.admin_plan import MAX_TOGETHER, PlanReport, PlansReport, plan_report, plans_report
-from proxy.admin_values import (
+from proxy.admin.models import ModelsReport
+from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
+from proxy.admin.plan import (
+    MAX_NUMBER,
+    MAX_TOGETHER,
+    PlanReport,
+    PlansReport,
+    plan_report,
+    plans_report,
+)
+from proxy.admin.records import (
     DEFAULT_EVENTS,
     DEFAULT_LINES,
     MAX_EVENTS,
     MAX_LINES,
-    MAX_NUMBER,
-    EventReport,
     EventsReport,
     Followed,
-    ForgetReport,
-    LoadReport,
     LogReport,
-    ModelsReport,
-    ReloadReport,
-    RetryReport,
-    StatusReport,
-    UnloadReport,
 )
+from proxy.admin.service import AdminService, ReloadRefused
+from proxy.admin.status import StatusReport
 from proxy.bodies import decoded, read_body
 from proxy.errors import BadRequest, CallerLeft, Dialect, ProxyError, UnknownModel, answer, body
 from supervisor.lease import LeaseError, Stopping
@@ -45,86 +45,6 @@ from supervisor.probe import HostUnread
 
 MAX_BODY_BYTES = 64 << 10  # a name and two numbers
 MAX_PLAN_BYTES = 2 << 20  # and a recorded machine, whose every character may be escaped
-
-
-class ReloadRefused(ProxyError):
-    """The configuration as it stands now is wrong; the one in force stays in force."""
-
-
-class AdminService(Protocol):
-    """What the door opens to. Implemented by the daemon and, small, by the tests.
-
-    Models are asked for by any of their names; those that take one raise UnknownModel.
-    """
-
-    def status(self) -> StatusReport:
-        """Everything at one moment."""
-
-    def models(self) -> ModelsReport:
-        """What is on offer."""
-
-    async def plan(
-        self,
-        name: str,
-        *,
-        context: int | None,
-        parallel: int | None,
-        hardware: HardwareProfile | None,
-    ) -> Outlook:
-        """How it would be launched now, or on `hardware`; None leaves a number to the settings.
-
-        Raises HostUnread where this machine cannot be read, and PlanTookTooLong.
-        """
-
-    async def plan_together(
-        self,
-        names: Sequence[str],
-        *,
-        context: int | None,
-        parallel: int | None,
-        hardware: HardwareProfile | None,
-    ) -> Sequence[Outlook]:
-        """Likewise for several models beside each other, each once.
-
-        Raises HostUnread, PlanTookTooLong.
-        """
-
-    async def profile(self) -> str:
-        """The machine as JSON for planners.profile_json. Raises HostUnread."""
-
-    async def load(self, name: str) -> LoadReport:
-        """Load it and wait. Raises LeaseError."""
-
-    def unload(self, name: str) -> UnloadReport:
-        """Drain and stop its instance."""
-
-    def retry(self, name: str) -> RetryReport:
-        """Forget its failures: the next request tries it anew."""
-
-    async def reload(self) -> ReloadReport:
-        """Read the configuration again. Raises ReloadRefused."""
-
-    async def log_lines(self, name: str, *, tail: int) -> LogReport:
-        """The last `tail` lines of its process, or of the last one it had."""
-
-    async def follow_log(self, name: str, *, tail: int) -> AsyncIterator[Followed]:
-        """The same, and then each line as it is written, by this process and those after it."""
-
-    async def events(
-        self, *, name: str | None, since_s: float | None, limit: int
-    ) -> Sequence[EventReport]:
-        """The latest `limit` events of the last `since_s` seconds, oldest first.
-
-        Of a model that is no longer on offer too, where it ever was.
-        """
-
-    async def follow_events(
-        self, *, name: str | None, since_s: float | None, limit: int
-    ) -> AsyncIterator[Followed]:
-        """The same, and then each event as it happens."""
-
-    async def forget(self, *, name: str | None, device: str | None) -> ForgetReport:
-        """Drop what was learned of a model, of a device, or of all. Raises BadRequest."""
 
 
 class _Forgotten(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""proxy.admin: the door's answers, good and bad, over a real Unix socket."""
+"""proxy.admin.routes: the door's answers, good and bad, over a real Unix socket."""
 
 import json
 from collections.abc import Iterator
@@ -7,9 +7,11 @@ import httpx
 import msgspec
 import pytest
 
-from proxy.admin import MAX_BODY_BYTES
-from proxy.admin_plan import PlanReport
-from proxy.admin_values import EventsReport, Followed, ModelsReport, StatusReport
+from proxy.admin.models import ModelsReport
+from proxy.admin.plan import PlanReport
+from proxy.admin.records import EventsReport, Followed
+from proxy.admin.routes import MAX_BODY_BYTES
+from proxy.admin.status import StatusReport
 from tests.fakes.admin_service import (
     EVENTS,
     MODELS,

@@ -1,7 +1,6 @@
-"""What the admin door says, as `inferenceosctl --json` prints it: flat values with units.
+"""What `inferenceosctl status` shows: the daemon, its instances, devices and engines.
 
-Made from the fleet's own values by the functions below. JSON knows no infinity, so "for ever" is a
-field of its own.
+JSON knows no infinity, so "for ever" is a field of its own.
 """
 
 import math
@@ -9,21 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from planners.backends import Engine, RejectedEngine
-from planners.capabilities import capabilities
 from planners.hardware import HOST, Device, HardwareProfile, Note
 from planners.lessons import Lesson, key_of
-from planners.model import BrokenFile, ModelId, ServedModel
+from planners.model import BrokenFile
 from planners.plan import DeviceBytes, LaunchPlan
 from planners.reasons import Reason
 from planners.speed import NOTHING_LEARNED, Learned
-from planners.twins import shared
 from planners.view import Observed
-
-DEFAULT_LINES = 100
-MAX_LINES = 100_000
-DEFAULT_EVENTS = 100
-MAX_EVENTS = 10_000
-MAX_NUMBER = (1 << 31) - 1  # llama-server counts tokens and slots in 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,117 +153,6 @@ class StatusReport:
     """UTC seconds at which the machine last woke from sleep while the daemon ran."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelReport:
-    """One model on offer."""
-
-    model: str
-    aliases: tuple[str, ...]
-    path: str
-    architecture: str
-    quantization: str
-    n_params: int
-    size_bytes: int
-    n_ctx_train: int
-    capabilities: tuple[str, ...]
-    is_pinned: bool
-    state: str | None
-    """Of its instance; None where it is not loaded."""
-    warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelsReport:
-    """Everything `inferenceosctl models` shows."""
-
-    models: tuple[ModelReport, ...]
-    broken: tuple[BrokenFile, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """A model that is loaded."""
-
-    model: str
-    load_s: float
-    """0.0 where it was loaded before."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnloadReport:
-    """A model that is not loaded, or will not be once its requests are done."""
-
-    model: str
-    was_loaded: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RetryReport:
-    """A model whose failures are forgotten; its next request tries it anew."""
-
-    model: str
-    had_failed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadReport:
-    """What reading the configuration again changed."""
-
-    changed: tuple[str, ...]
-    """Each a sentence: "models.keep_alive is 10m now", "qwen restarts with context 8192"."""
-    needs_restart: tuple[str, ...]
-    """Changed settings that only a new daemon takes up."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogReport:
-    """The last lines that a model's process wrote."""
-
-    model: str
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EventReport:
-    """One thing that happened."""
-
-    at: float
-    """UTC seconds."""
-    kind: str
-    model: str | None
-    instance: str | None
-    reason: str
-    facts: Mapping[str, str | int | float | bool | None]
-
-
-@dataclass(frozen=True, slots=True)
-class EventsReport:
-    """What happened, oldest first."""
-
-    events: tuple[EventReport, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """One line of a stream of what happens. One that tells nothing is a sign of life."""
-
-    event: EventReport | None = None
-    line: str | None = None
-    """Of a process's log."""
-    skipped: int = 0
-    """So many before it are missing, because the reader was too slow."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetReport:
-    """What was learned and is forgotten."""
-
-    what: str
-    """A model, a device, or "all"."""
-    launches: int
-    requests: int
-
-
 def status_report(
     daemon: DaemonReport,
     *,
@@ -351,44 +231,6 @@ def _speed(plan: LaunchPlan, lesson: Lesson) -> SpeedReport:
         median_load_s=lesson.load_s,
         launches=lesson.launches,
     )
-
-
-def model_report(model: ServedModel, *, state: str | None) -> ModelReport:
-    """One model; `state` is its instance's."""
-    has_projector = model.settings.mmproj_path is not None
-    return ModelReport(
-        model=model.model_id,
-        aliases=model.aliases,
-        path=model.path,
-        architecture=model.info.architecture,
-        quantization=model.info.quantization,
-        n_params=model.info.n_params,
-        size_bytes=model.size_bytes,
-        n_ctx_train=model.info.n_ctx_train,
-        capabilities=tuple(
-            can.value for can in capabilities(model.info, has_projector=has_projector)
-        ),
-        is_pinned=model.settings.pin,
-        state=state,
-        warnings=model.info.warnings,
-    )
-
-
-def models_report(
-    models: Iterable[ServedModel],
-    *,
-    broken: tuple[BrokenFile, ...],
-    instances: Iterable[Observed],
-) -> ModelsReport:
-    """All that is offered, and what could not be."""
-    states: dict[ModelId, str] = {one.model_id: one.state.value for one in instances}
-    offered = {model.model_id: model for model in models}
-    processes = shared(offered)
-    reports = (
-        model_report(model, state=states.get(processes.host(model_id)))
-        for model_id, model in offered.items()
-    )
-    return ModelsReport(tuple(reports), broken)
 
 
 def _memory(

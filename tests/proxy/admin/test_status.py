@@ -1,4 +1,4 @@
-"""proxy.admin_values: from the fleet's values to flat ones."""
+"""proxy.admin.status: from the fleet's values to flat ones."""
 
 import math
 from dataclasses import replace
@@ -6,10 +6,9 @@ from dataclasses import replace
 import msgspec
 
 from planners.hardware import HOST, Absence
-from planners.model import ModelId
 from planners.plan import DeviceBytes
 from planners.sizes import GIB, MIB
-from proxy.admin_values import InstanceReport, instance_report, models_report, status_report
+from proxy.admin.status import InstanceReport, instance_report, status_report
 from tests.fakes.admin_service import (
     CRASHED,
     DAEMON,
@@ -20,7 +19,6 @@ from tests.fakes.admin_service import (
     READY,
     STARTED_AT,
 )
-from tests.fakes.fleet_of_one import model_info, served_model
 
 
 def test_forever_survives_json_that_knows_no_infinity() -> None:
@@ -101,24 +99,3 @@ def test_before_the_first_probe_there_are_no_devices() -> None:
     )
 
     assert status.devices == ()
-
-
-def test_a_model_has_the_state_of_its_instance_and_what_it_can_do() -> None:
-    served = served_model(model_id="qwen")
-    seeing = replace(served, settings=replace(served.settings, mmproj_path="/eyes"))
-    embedding = served_model(model_id="nomic", info=model_info(pooling="mean"))
-
-    report = models_report((seeing, embedding), broken=(), instances=(READY,))
-
-    assert [model.state for model in report.models] == ["ready", None]
-    assert "vision" in report.models[0].capabilities
-    assert report.models[1].capabilities == ("embedding",)
-
-
-def test_a_name_that_shares_a_process_has_its_state() -> None:
-    one = replace(served_model(), model_id=READY.model_id)
-    other = replace(one, model_id=ModelId("zz-other-name"))
-
-    report = models_report((other, one), broken=(), instances=(READY,))
-
-    assert [model.state for model in report.models] == ["ready", "ready"]

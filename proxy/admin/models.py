@@ -1,0 +1,74 @@
+"""What `inferenceosctl models` shows: all that is on offer, and what could not be."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from planners.capabilities import capabilities
+from planners.model import BrokenFile, ModelId, ServedModel
+from planners.twins import shared
+from planners.view import Observed
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """One model on offer."""
+
+    model: str
+    aliases: tuple[str, ...]
+    path: str
+    architecture: str
+    quantization: str
+    n_params: int
+    size_bytes: int
+    n_ctx_train: int
+    capabilities: tuple[str, ...]
+    is_pinned: bool
+    state: str | None
+    """Of its instance; None where it is not loaded."""
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsReport:
+    """Everything `inferenceosctl models` shows."""
+
+    models: tuple[ModelReport, ...]
+    broken: tuple[BrokenFile, ...]
+
+
+def models_report(
+    models: Iterable[ServedModel],
+    *,
+    broken: tuple[BrokenFile, ...],
+    instances: Iterable[Observed],
+) -> ModelsReport:
+    """All that is offered, and what could not be."""
+    states: dict[ModelId, str] = {one.model_id: one.state.value for one in instances}
+    offered = {model.model_id: model for model in models}
+    processes = shared(offered)
+    reports = (
+        model_report(model, state=states.get(processes.host(model_id)))
+        for model_id, model in offered.items()
+    )
+    return ModelsReport(tuple(reports), broken)
+
+
+def model_report(model: ServedModel, *, state: str | None) -> ModelReport:
+    """One model; `state` is its instance's."""
+    has_projector = model.settings.mmproj_path is not None
+    return ModelReport(
+        model=model.model_id,
+        aliases=model.aliases,
+        path=model.path,
+        architecture=model.info.architecture,
+        quantization=model.info.quantization,
+        n_params=model.info.n_params,
+        size_bytes=model.size_bytes,
+        n_ctx_train=model.info.n_ctx_train,
+        capabilities=tuple(
+            can.value for can in capabilities(model.info, has_projector=has_projector)
+        ),
+        is_pinned=model.settings.pin,
+        state=state,
+        warnings=model.info.warnings,
+    )
