@@ -14,12 +14,13 @@ from typing import TypeVar
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.kv_cache import LaunchShape
 from planners.ladder import Rung, RungKey, rung_of
-from planners.lessons import LaunchKey, LaunchSample, Lesson, RateSample, key_of
+from planners.lessons import LaunchKey, LaunchSample, Learned, Lesson, RateSample, key_of
 from planners.model import ModelInfo
 from planners.plan import DeviceBytes, LaunchPlan
+from planners.rates import rates
 from planners.reasons import Reason, ReasonKind
 from planners.sizes import GIB, format_size
-from planners.speed import NOTICED, Learned, format_rate, rates, speed, times_s
+from planners.speed import NOTICED, format_rate, speed, times_s
 
 LEAST_SAMPLES = 3  # of which a median is believed
 MOST_OFF = 8.0  # times the default: beyond it something else was going on, such as a paused machine

@@ -1,13 +1,16 @@
-"""What launches and requests on this machine showed, as values: samples, and their medians.
+"""What launches and requests on this machine showed, as values: samples, and what they teach.
 
 Made by the supervisor, turned into lessons by planners.learning, read by placement.
 """
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from planners.hardware import DeviceId
 from planners.kv_cache import LaunchShape
+from planners.ladder import Rung, RungKey
 from planners.model import ModelId, ModelSettings
 from planners.plan import DeviceBytes, LaunchPlan
 
@@ -79,6 +82,25 @@ class Lesson:
     decode_tokens_per_s: float | None = None
     """Median of requests alone in their child; None until there are enough of them."""
     prompt_tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What was observed on this machine, which outranks every table."""
+
+    bytes_per_s: Mapping[DeviceId, float]
+    flops: Mapping[DeviceId, float]
+    requests: Mapping[DeviceId, int] = field(default_factory=dict)
+    """How many of them each device's rates are medians of."""
+    lessons: Mapping[LaunchKey, Lesson] = field(default_factory=dict)
+    overhead_bytes: Mapping[tuple[str, DeviceId], int] = field(default_factory=dict)
+    """By engine and device, or HOST: what its processes took beyond their buffers, median."""
+    rungs: Mapping[RungKey, Rung] = field(default_factory=dict)
+    """Where launches died of memory: what not to ask for again."""
+
+
+_NONE: Mapping[DeviceId, float] = MappingProxyType({})
+NOTHING_LEARNED = Learned(_NONE, _NONE)
 
 
 def launch_key(

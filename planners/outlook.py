@@ -8,12 +8,13 @@ from planners.dry_runs import NO_DRY_RUNS, DryRuns
 from planners.groups import Group, conflict
 from planners.hardware import HOST, Device, DeviceId, HardwareProfile
 from planners.layout.measures import Measures
+from planners.lessons import NOTHING_LEARNED, Learned
 from planners.model import ServedModel
 from planners.placement import plan_launch
 from planners.plan import LaunchPlan, Shortfall
 from planners.settings import PlacementRules
 from planners.sizes import GIB
-from planners.speed import NOTHING_LEARNED, NOTICED, Learned, format_rate
+from planners.speed import NOTICED, format_rate
 from planners.taken import taken
 from planners.together import plan_together
 from planners.view import Observed

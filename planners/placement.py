@@ -27,15 +27,15 @@ from planners.layout.prompt_cache import PromptCache, prompt_cache
 from planners.layout.search import Search
 from planners.layout.threads import n_threads
 from planners.learning import taught
-from planners.lessons import key_of
+from planners.lessons import NOTHING_LEARNED, Learned, key_of
 from planners.memory import layer_devices
 from planners.model import ServedModel
 from planners.plan import DeviceBytes, LaunchPlan, Shortfall
+from planners.rates import rates
 from planners.reasons import Reason
 from planners.rpc import servers_of
 from planners.settings import PlacementRules
 from planners.sizes import format_size
-from planners.speed import NOTHING_LEARNED, Learned, rates
 
 NO_FALLBACK = (
     "not one of its layers finds room on a device, and models.cpu_fallback is deny: it would have "

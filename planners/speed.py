@@ -6,102 +6,24 @@ device they were within a third of what other models measured, with the defaults
 by two; they rank placements, and promise nothing.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from planners.compute import n_tokens
-from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile, Host
+from planners.hardware import HOST, DeviceId
 from planners.kv_cache import F32_BYTES, LaunchShape, cache_type
-from planners.ladder import Rung, RungKey
-from planners.lessons import LaunchKey, Lesson
 from planners.model import LayerInfo, LayerKind, ModelInfo
+from planners.rates import Rate, Rates
 
-# Of the peak that a data sheet names, this much reaches a decode. llama.cpp on an M1 Max: 44 to 58
-# percent by weight type (llama.cpp issue 27525).
-DECODE_SHARE = 0.55
-# A prompt's products run on matrix units where there are any, which the peak leaves out, and below
-# it elsewhere: about the peak itself. [choice]
-PROMPT_SHARE = 0.7
-
-# Without a data sheet: bytes/s of memory and operations/s by kind. [choice, middle of the field]
-_MEMORY_BYTES_PER_S = {DeviceKind.DISCRETE: 450e9, DeviceKind.UNKNOWN: 200e9}
-_FLOPS = {
-    DeviceKind.DISCRETE: 15e12,
-    DeviceKind.UNKNOWN: 4e12,
-    DeviceKind.INTEGRATED: 2e12,
-    DeviceKind.REMOTE: 4e12,
-}
-REMOTE_BYTES_PER_S = 200e9  # whatever serves there: as a device of unknown kind
-SOFTWARE_SHARE = 0.25  # llvmpipe decoded at a fourth of what its own processor did, measured
-
-# The processor. Measured, 135M Q4_1 to 1.2B Q4_0, one AVX-512 thread: 6 to 14 GB/s and
-# 27 to 57 GFLOPS.
-BYTES_PER_S_PER_THREAD = 12e9
-HOST_BYTES_PER_S = 40e9  # two channels of DDR5: more threads read no faster
-FLOPS_PER_THREAD = 32e9
-# Barriers of several threads, two dozen in a layer: 5 to 8 ms a step over 30 layers, measured.
-BARRIERS_S = 200e-6
 # Several tokens at once fill a processor's registers worse than a prompt does: 4 slots of a 135M
 # model decoded at six tenths of the prompt's rate, measured.
 SMALL_BATCH_SHARE = 0.6
-
-KERNELS_S = 30e-6  # a layer's launches: a dozen of some microseconds each [choice]
-# A ubatch launches its kernels one by one, where a decode replays a recorded graph, and fills no
-# device with them. An RTX 4090 read prompts of a 1B Q4_0 model in ubatches of 32, 128 and 512 at
-# 11.9, 26.5 and 49.4 thousand tokens/s (llama.cpp pull request 20586): 2.5 ms a ubatch beside the
-# arithmetic, over some 22 layers.
-UBATCH_KERNELS_S = 100e-6
-HOP_S = 50e-6  # one graph split: a copy of the activations and a wait [choice]
-REMOTE_HOP_S = 1e-3  # out and back on a local network [choice]
-LOOPBACK_HOP_S = 150e-6
-PCIE_BYTES_PER_S = 12e9  # PCIe 3.0 x16 in practice, 4.0 x8 too
-REMOTE_LINK_BYTES_PER_S = 117e6  # gigabit Ethernet
 OP_OFFLOAD_BATCH = 32  # ggml's GGML_OP_OFFLOAD_MIN_BATCH
 STEP_S = 300e-6  # sampling, detokenizing, one server loop
 
 USED_TOKENS = 1024  # of a slot's context, at which a decode is predicted
 NOTICED = 1.02  # a prediction that is better by less is not worth a sentence
 PROMPT_WEIGHT = 0.1  # tokens of fresh prompt per token decoded: most are found in the cache
-
-
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """What was observed on this machine, which outranks every table."""
-
-    bytes_per_s: Mapping[DeviceId, float]
-    flops: Mapping[DeviceId, float]
-    requests: Mapping[DeviceId, int] = field(default_factory=dict)
-    """How many of them each device's rates are medians of."""
-    lessons: Mapping[LaunchKey, Lesson] = field(default_factory=dict)
-    overhead_bytes: Mapping[tuple[str, DeviceId], int] = field(default_factory=dict)
-    """By engine and device, or HOST: what its processes took beyond their buffers, median."""
-    rungs: Mapping[RungKey, Rung] = field(default_factory=dict)
-    """Where launches died of memory: what not to ask for again."""
-
-
-_NONE: Mapping[DeviceId, float] = MappingProxyType({})
-NOTHING_LEARNED = Learned(_NONE, _NONE)
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """What one device, or HOST, does in a second."""
-
-    bytes_per_s: float
-    """Weights and caches that a decode reads from its memory."""
-    flops: float
-    """Of a prompt's products."""
-    layer_s: float = 0.0
-    """What a layer costs a decode step however little it computes: launches, barriers."""
-    ubatch_layer_s: float = 0.0
-    """Likewise a prompt's ubatch."""
-    hop_s: float = 0.0
-    """What it costs a step to go there at all."""
-    link_bytes_per_s: float = PCIE_BYTES_PER_S
-
-
-Rates = Mapping[DeviceId, Rate]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,61 +53,6 @@ class Load:
 def format_rate(tokens_per_s: float) -> str:
     """As people read it, without an exponent: "9.91", "97", "1125"."""
     return f"{tokens_per_s:.3g}" if tokens_per_s < 1000 else f"{tokens_per_s:.0f}"
-
-
-def rates(
-    hardware: HardwareProfile, *, n_threads: int, learned: Learned = NOTHING_LEARNED
-) -> Rates:
-    """The rate of HOST and of every device: learned, else by data sheet, else by kind."""
-    host = _host_rate(hardware.host, n_threads=n_threads)
-    found = {HOST: host, **{d.device_id: _rate(d, host) for d in hardware.devices}}
-    return {
-        device_id: replace(
-            rate,
-            bytes_per_s=learned.bytes_per_s.get(device_id, rate.bytes_per_s),
-            flops=learned.flops.get(device_id, rate.flops),
-        )
-        for device_id, rate in found.items()
-    }
-
-
-def _host_rate(host: Host, *, n_threads: int) -> Rate:
-    most = HOST_BYTES_PER_S
-    if host.bandwidth_bytes_per_s is not None:
-        most = host.bandwidth_bytes_per_s * DECODE_SHARE
-    barriers_s = BARRIERS_S if n_threads > 1 else 0.0
-    return Rate(
-        bytes_per_s=min(n_threads * BYTES_PER_S_PER_THREAD, most),
-        flops=n_threads * FLOPS_PER_THREAD,
-        layer_s=barriers_s,
-        ubatch_layer_s=barriers_s,
-    )
-
-
-def _rate(device: Device, host: Rate) -> Rate:
-    flops = _FLOPS.get(device.kind, host.flops * SOFTWARE_SHARE)
-    if device.compute_flops is not None:
-        flops = device.compute_flops * PROMPT_SHARE
-    link = device.link_bytes_per_s or PCIE_BYTES_PER_S
-    if device.kind is DeviceKind.REMOTE:
-        if device.is_loopback:  # this very processor
-            return replace(host, hop_s=LOOPBACK_HOP_S)
-        link = device.link_bytes_per_s or REMOTE_LINK_BYTES_PER_S
-    hop_s = REMOTE_HOP_S if device.kind is DeviceKind.REMOTE else HOP_S
-    return Rate(_memory(device, host), flops, KERNELS_S, UBATCH_KERNELS_S, hop_s, link)
-
-
-def _memory(device: Device, host: Rate) -> float:
-    """Bytes/s that a decode reads on a device."""
-    if device.bandwidth_bytes_per_s is not None:
-        return device.bandwidth_bytes_per_s * DECODE_SHARE
-    if device.kind is DeviceKind.INTEGRATED:
-        return host.bytes_per_s  # the same memory by the same bus
-    if device.kind is DeviceKind.SOFTWARE:
-        return host.bytes_per_s * SOFTWARE_SHARE
-    if device.kind is DeviceKind.REMOTE:
-        return REMOTE_BYTES_PER_S
-    return _MEMORY_BYTES_PER_S[device.kind] * DECODE_SHARE
 
 
 def loads(

@@ -10,11 +10,12 @@ from planners.dry_runs import NO_DRY_RUNS, DryRuns
 from planners.hardware import DeviceId, HardwareProfile
 from planners.layout.asked import CONTEXT_WORTH_LAYERS, CONTEXTS
 from planners.layout.measures import Measures
+from planners.lessons import NOTHING_LEARNED, Learned
 from planners.model import ModelId, ServedModel
 from planners.placement import Unplaced, attempt_launch
 from planners.plan import LaunchPlan, Shortfall
 from planners.settings import PlacementRules
-from planners.speed import NOTHING_LEARNED, NOTICED, Learned
+from planners.speed import NOTICED
 
 ORDERS = 3  # who is planned first has the best places: each of three models once
 _NOTHING: Mapping[DeviceId, int] = MappingProxyType({})

@@ -8,10 +8,10 @@ from planners.backends import Engine
 from planners.dry_runs import NO_DRY_RUNS, DryRuns
 from planners.exits import Cause
 from planners.hardware import DeviceId, HardwareProfile
+from planners.lessons import NOTHING_LEARNED, Learned
 from planners.model import ModelId, ServedModel
 from planners.plan import DeviceBytes, InstanceId, LaunchPlan
 from planners.settings import FleetSettings, PlacementRules
-from planners.speed import NOTHING_LEARNED, Learned
 
 
 class InstanceState(Enum):

@@ -15,10 +15,9 @@ import msgspec
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.ladder import Rung, RungKey
 from planners.learning import Exchange, learned_from, rate_sample
-from planners.lessons import LaunchKey, LaunchSample, RateSample
+from planners.lessons import NOTHING_LEARNED, LaunchKey, LaunchSample, Learned, RateSample
 from planners.model import ModelId, ModelInfo
 from planners.plan import DeviceBytes, InstanceId, LaunchPlan
-from planners.speed import NOTHING_LEARNED, Learned
 from planners.view import InstanceState, Observed
 from supervisor.journal import Journal
 from supervisor.journal_file import LAUNCHES, PER_KEY, RATES, Cell, Row

@@ -8,9 +8,9 @@ from planners.ggml.types import CACHE_TYPES
 from planners.hardware import HOST
 from planners.kv_cache import padded, padded_context
 from planners.model import LayerInfo, ModelInfo, ServedModel
+from planners.rates import Rates
 from planners.reasons import Price, Reason, ReasonKind, Unit
 from planners.settings import PlacementRules
-from planners.speed import Rates
 
 CONTEXTS = (32768, 16384, 8192, 4096)  # automatic: the largest that costs no layer its device
 LEAST_CONTEXT = 2048  # automatic, where even 4096 finds no room

@@ -16,9 +16,10 @@ from planners.layout.budget import Budget, Budgets
 from planners.layout.prompt_cache import PromptCache
 from planners.model import LayerKind, ModelInfo
 from planners.plan import DeviceBytes
+from planners.rates import Rates
 from planners.reasons import Price, Reason, ReasonKind, Unit, unused
 from planners.sizes import MIB, format_size
-from planners.speed import NOTICED, Rates, Speed, format_rate
+from planners.speed import NOTICED, Speed, format_rate
 from planners.speed import speed as predicted_speed
 
 

@@ -17,7 +17,7 @@ from planners.layout.measures import Measures
 from planners.layout.partition import Blocks, Place, fits, partition
 from planners.memory import host_overhead_bytes
 from planners.model import ModelInfo
-from planners.speed import Rates
+from planners.rates import Rates
 
 ASKED_FOR = 1e3  # by so much the host counts as slower where a slow device was asked for by name
 FEW = 3  # devices of which every order is tried; one more would cost 24 passes

@@ -19,12 +19,11 @@ from planners.memory import (
     predict_draft,
 )
 from planners.model import ModelInfo
+from planners.rates import Rate, Rates
 from planners.speed import (
     PROMPT_WEIGHT,
     USED_TOKENS,
     Load,
-    Rate,
-    Rates,
     Speed,
     entry_prompt_s,
     entry_s,

@@ -15,7 +15,7 @@ from planners.layout.budget import Budgets
 from planners.layout.layer_split import companion_device
 from planners.learning import corrected as as_seen
 from planners.learning import overheads
-from planners.lessons import LaunchKey, launch_key
+from planners.lessons import LaunchKey, Learned, launch_key
 from planners.memory import (
     host_overhead_bytes,
     joined,
@@ -27,7 +27,6 @@ from planners.memory import (
 from planners.model import ServedModel
 from planners.plan import DeviceBytes
 from planners.preflight import corrected, is_told_of, measures
-from planners.speed import Learned
 
 COMPANION_MARGIN = 0.5  # of a projector's weights: its compute buffers, which nobody reports
 

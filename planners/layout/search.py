@@ -21,8 +21,9 @@ from planners.layout.measures import Drawings, Measures
 from planners.layout.placed import Placed, fastest
 from planners.layout.prediction import Prediction
 from planners.layout.shapes import Shapes
+from planners.lessons import Learned
 from planners.model import ModelInfo, ServedModel
-from planners.speed import Learned, Rates
+from planners.rates import Rates
 
 MOST_ANEW = 4  # times a shape is laid out around its own buffers; two did for what was tried
 _NOTHING: Mapping[DeviceId, int] = MappingProxyType({})

@@ -10,7 +10,7 @@ from planners.layout.asked import CONTEXT_ON_HOST, CONTEXT_WORTH_LAYERS, Asked, 
 from planners.layout.budget import Budget
 from planners.layout.layer_split import Layout, Splitter
 from planners.model import LayerKind, ModelInfo
-from planners.speed import Rates
+from planners.rates import Rates
 
 
 @dataclass(frozen=True, slots=True)

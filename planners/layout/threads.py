@@ -10,7 +10,8 @@ one and on two threads: 150 and 87 in one slot, 102 and 136 in two.
 from planners.hardware import HOST, HardwareProfile
 from planners.kv_cache import LaunchShape
 from planners.model import ModelInfo
-from planners.speed import USED_TOKENS, loads, rates, speed
+from planners.rates import rates
+from planners.speed import USED_TOKENS, loads, speed
 
 
 def n_threads(hardware: HardwareProfile, model: ModelInfo, *, n_parallel: int) -> int:

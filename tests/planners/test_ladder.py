@@ -10,11 +10,11 @@ from planners.exits import Cause, ExitKind
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.ladder import MOST_TRIES, Rung, RungKey, next_rung, rung_of, starved
 from planners.layout.budget import budgets
+from planners.lessons import NOTHING_LEARNED, Learned
 from planners.model import ServedModel
 from planners.placement import plan_launch
 from planners.plan import LaunchPlan, Shortfall
 from planners.sizes import GIB, MIB
-from planners.speed import NOTHING_LEARNED, Learned
 from tests.fakes.machines import RULES, engine, machine, model_info, nvidia, served
 
 ENGINE = engine("cuda")

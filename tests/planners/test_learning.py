@@ -15,12 +15,13 @@ from planners.learning import (
     overheads,
     rate_sample,
 )
-from planners.lessons import LaunchSample, Lesson, RateSample, key_of
+from planners.lessons import NOTHING_LEARNED, LaunchSample, Learned, Lesson, RateSample, key_of
 from planners.model import ModelId
 from planners.placement import plan_launch
 from planners.plan import DeviceBytes, LaunchPlan, Shortfall
+from planners.rates import rates
 from planners.sizes import GIB, MIB
-from planners.speed import NOTHING_LEARNED, Learned, rates, times_s
+from planners.speed import times_s
 from tests.fakes.machines import CPU, CUDA, LLAMA_8B, RULES, machine, nvidia, served
 
 CARD = nvidia(0, 24)

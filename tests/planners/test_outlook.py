@@ -3,10 +3,10 @@ from dataclasses import replace
 
 from planners.ggml.layers import MAX_LAYERS
 from planners.hardware import Device, DeviceId, DeviceKind, HardwareProfile, Host
+from planners.lessons import Learned
 from planners.outlook import MOST_TRIED, Outlook, Surroundings, outlook
 from planners.plan import LaunchPlan, Shortfall
 from planners.sizes import GIB, MIB
-from planners.speed import Learned
 from tests.fakes.machines import (
     CUDA,
     INTEGRATED,

@@ -14,14 +14,16 @@ from planners.graph.reservation import compute_bytes
 from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile
 from planners.kv_cache import LaunchShape
 from planners.layout.budget import budgets
+from planners.lessons import Learned
 from planners.memory import layer_devices, predict
 from planners.model import LayerKind, ModelInfo, ServedModel, WeightInfo
 from planners.placement import plan_launch
 from planners.plan import DeviceBytes, InstanceId, LaunchPlan, Shortfall
+from planners.rates import rates
 from planners.reasons import Price, ReasonKind, Unit, unused
 from planners.settings import PlacementRules
 from planners.sizes import GIB, MIB
-from planners.speed import PROMPT_WEIGHT, Learned, Speed, rates, speed
+from planners.speed import PROMPT_WEIGHT, Speed, speed
 from tests.fakes.machines import (
     CPU,
     CUDA,

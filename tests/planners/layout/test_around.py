@@ -8,8 +8,9 @@ from planners.layout.layer_split import Splitter
 from planners.layout.measures import Measures
 from planners.layout.placed import Placed
 from planners.plan import DeviceBytes
+from planners.rates import Rate, Rates
 from planners.sizes import GIB, MIB
-from planners.speed import Rate, Rates, speed
+from planners.speed import speed
 from tests.fakes.machines import VULKAN, model_info
 
 INFO = model_info(n_layer=10, layer_bytes=100 * MIB)

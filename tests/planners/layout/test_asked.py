@@ -5,8 +5,8 @@ import pytest
 from planners.errors import PlanError
 from planners.hardware import HOST, DeviceId
 from planners.layout.asked import asked, ubatches
+from planners.rates import Rate, Rates, rates
 from planners.reasons import Price, Reason, ReasonKind, Unit
-from planners.speed import Rate, Rates, rates
 from tests.fakes.machines import LLAMA_8B, RULES, host, machine, model_info, served
 
 CARD: Rates = {HOST: Rate(40e9, 0.2e12), DeviceId("card"): Rate(500e9, 50e12)}

@@ -9,8 +9,8 @@ from planners.layout.budget import Budget
 from planners.layout.layer_split import Split, Splitter
 from planners.layout.measures import Measures
 from planners.model import ModelInfo
+from planners.rates import Rate, Rates
 from planners.sizes import GIB, MIB
-from planners.speed import Rate, Rates
 from tests.fakes.machines import model_info
 
 INFO = model_info(n_layer=10, layer_bytes=100 * MIB)

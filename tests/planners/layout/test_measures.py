@@ -4,8 +4,8 @@ from planners.hardware import HOST
 from planners.kv_cache import LaunchShape
 from planners.layout.measures import MOST_DRAWINGS, Drawings, Measures
 from planners.memory import host_overhead_bytes, predict
+from planners.rates import rates
 from planners.sizes import MIB
-from planners.speed import rates
 from tests.fakes.machines import machine, model_info, nvidia
 
 INFO = model_info(n_layer=8, layer_bytes=100 * MIB, expert_bytes=80 * MIB)
