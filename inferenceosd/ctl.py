@@ -6,33 +6,30 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO
 
 import click
 import msgspec
 
 from inferenceosd import __version__, offline, report
-from inferenceosd.admin_client import EXIT_FAILED, WORK_S, Answer, Door, Query, fail
+from inferenceosd.admin_client import EXIT_FAILED, WORK_S, Door, Query, fail
 from inferenceosd.checkup import Told, facts_now
 from inferenceosd.config import Options, read_config
 from inferenceosd.config_error import ConfigError
+from inferenceosd.ctl_arguments import Duration, Name
 from inferenceosd.doctor import checks, has_failed
 from inferenceosd.doctor_text import doctor_text
 from inferenceosd.following import show_stream
 from inferenceosd.logs import quiet_logging
-from inferenceosd.plan_text import plan_text, plans_text
+from inferenceosd.plan_question import PlanQuestion, found_here, recorded_machine
 from inferenceosd.platform_folders import runtime_folder, state_folder, this_platform
 from inferenceosd.profile_text import profile_text
-from planners.durations import BadDuration, parse_duration
-from planners.errors import PlanError
-from planners.profile_json import MAX_CHARS, decode_profile
+from planners.profile_json import decode_profile
 from proxy.admin.models import ModelsReport
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
-from proxy.admin.plan import MAX_NUMBER, PlanReport, PlansReport
+from proxy.admin.plan import MAX_NUMBER
 from proxy.admin.records import (
     DEFAULT_EVENTS,
     DEFAULT_LINES,
@@ -43,12 +40,8 @@ from proxy.admin.records import (
     LogReport,
 )
 from proxy.admin.status import StatusReport
-from supervisor.errors import SupervisorError
 
 LOAD_S = 24 * 3600.0  # it knows when a load has stalled; we only wait
-NAME_BYTES = 2048  # escaped for an address, still within the 8 KiB that the daemon reads
-
-T = TypeVar("T")
 
 EPILOG = """\
 \b
@@ -76,41 +69,6 @@ def _usual_door() -> Door:
         state_dir = state_folder(os.environ, platform)
         run_dir = runtime_folder(os.environ, platform, state_dir=state_dir)
         return Door(os.path.join(run_dir, "admin.sock"), unread=str(exc))
-
-
-class Duration(click.ParamType[float]):
-    """A span of time, in seconds."""
-
-    name = "duration"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        try:
-            seconds = parse_duration(value)
-        except BadDuration:
-            seconds = math.nan
-        if not 0 < seconds < math.inf:
-            self.fail(f"{value!r} is no span such as 90s, 30m or 1h30m", param, ctx)
-        return seconds
-
-
-class Name(click.ParamType[str]):
-    """What may be the name of a model; which are, the daemon knows."""
-
-    name = "model"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
-        name = str(value)
-        try:
-            n_bytes = len(name.encode())
-        except UnicodeEncodeError:
-            fail(f"{name!r} is no model: it is no UTF-8")
-        if n_bytes > NAME_BYTES:
-            fail(f"no model has a name of {n_bytes} bytes; the longest have {NAME_BYTES}")
-        return name
 
 
 class Program(click.Group):
@@ -215,11 +173,11 @@ def plan(
 
     Exit status 1 where one does not fit.
     """
-    machine = None if hardware is None else _machine(hardware)
+    machine = None if hardware is None else recorded_machine(hardware)
     by_path = {offline.is_path(model) for model in models}
     if len(by_path) > 1:
         fail("name models or files, not both: files are planned here, models by the daemon")
-    asked = _PlanAsked(models, context, parallel, machine)
+    asked = PlanQuestion(models, context, parallel, machine)
     ask = asked.of_files if by_path == {True} else partial(asked.of_daemon, door)
     if not ask(as_json=as_json):
         sys.exit(EXIT_FAILED)
@@ -242,8 +200,8 @@ def profile(door: Door, record: TextIO | None, as_json: bool) -> None:
     if door.is_open():
         text = door.get("/profile", msgspec.Raw).sent.decode()
     else:
-        text = _here(offline.profile_here)
-    recorded = _here(lambda: decode_profile(text))
+        text = found_here(offline.profile_here)
+    recorded = found_here(lambda: decode_profile(text))
     if record is not None:
         record.write(text)
     click.echo(text.rstrip() if as_json else profile_text(recorded))
@@ -266,7 +224,7 @@ def doctor(door: Door, as_json: bool) -> None:
         text = door.get("/profile", msgspec.Raw).sent.decode()
         offered = door.get("/models", ModelsReport).value.models
         names = tuple(name for each in offered for name in (each.model, *each.aliases))
-        told = Told(status, _here(lambda: decode_profile(text)).hardware, names)
+        told = Told(status, found_here(lambda: decode_profile(text)).hardware, names)
     found = checks(facts_now(told, socket_path=door.socket_path))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode({"checks": found}), indent=2))
@@ -274,62 +232,6 @@ def doctor(door: Door, as_json: bool) -> None:
         click.echo(doctor_text(found))
     if has_failed(found):
         sys.exit(EXIT_FAILED)
-
-
-@dataclass(frozen=True, slots=True)
-class _PlanAsked:
-    """What `plan` was asked for; each method shows the answer, and returns whether all fit."""
-
-    models: tuple[str, ...]
-    context: int | None
-    parallel: int | None
-    machine: str | None
-
-    def of_daemon(self, door: Door, *, as_json: bool) -> bool:
-        asked = {"context": self.context, "parallel": self.parallel, "hardware": self.machine}
-        if len(self.models) == 1:
-            body = {"model": self.models[0], **asked}
-            return _show_plan(door.post("/plan", PlanReport, body=body, within_s=WORK_S), as_json)
-        bodies = {"models": self.models, **asked}
-        return _show_plans(door.post("/plans", PlansReport, body=bodies, within_s=WORK_S), as_json)
-
-    def of_files(self, *, as_json: bool) -> bool:
-        if len(self.models) == 1:
-            told = _here(partial(self._planned, offline.plan_file, self.models[0]))
-            return _show_plan(Answer(msgspec.json.encode(told), told), as_json)
-        all_told = _here(partial(self._planned, offline.plan_files, self.models))
-        return _show_plans(Answer(msgspec.json.encode(all_told), all_told), as_json)
-
-    def _planned(self, plan: Callable[..., T], asked: str | tuple[str, ...]) -> T:
-        return plan(asked, context=self.context, parallel=self.parallel, hardware=self.machine)
-
-
-def _show_plan(answer: Answer[PlanReport], as_json: bool) -> bool:
-    answer.show(plan_text, as_json=as_json)
-    return answer.value.plan is not None
-
-
-def _show_plans(answer: Answer[PlansReport], as_json: bool) -> bool:
-    answer.show(plans_text, as_json=as_json)
-    return answer.value.fits
-
-
-def _machine(file: TextIO) -> str:
-    """The text of a recorded machine; ends the program where it is none."""
-    try:
-        text = file.read(MAX_CHARS + 1)
-        decode_profile(text)
-    except (PlanError, OSError, UnicodeDecodeError) as exc:
-        fail(f"{file.name}: {exc}")
-    return text
-
-
-def _here(work: Callable[[], T]) -> T:
-    """What we find out by ourselves; ends the program with the sentence of what went wrong."""
-    try:
-        return work()
-    except (ConfigError, PlanError, SupervisorError) as exc:
-        fail(str(exc))
 
 
 @main.command()
