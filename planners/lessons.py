@@ -103,7 +103,7 @@ _NONE: Mapping[DeviceId, float] = MappingProxyType({})
 NOTHING_LEARNED = Learned(_NONE, _NONE)
 
 
-def launch_key(
+def key_of_shape(
     shape: LaunchShape,
     settings: ModelSettings,
     *,

@@ -94,8 +94,8 @@ def _with_modest_contexts(
     least = _in_turn(order, partial(attempt, most_context=CONTEXT_WORTH_LAYERS), promised)
     if not _is_better(least, usual):
         return usual
-    for rung in (context for context in CONTEXTS[1:] if context > CONTEXT_WORTH_LAYERS):
-        found = _in_turn(order, partial(attempt, most_context=rung), promised)
+    for most in (context for context in CONTEXTS[1:] if context > CONTEXT_WORTH_LAYERS):
+        found = _in_turn(order, partial(attempt, most_context=most), promised)
         if not _is_better(least, found):
             return found
     return least

@@ -98,7 +98,7 @@ class View:
     rules: PlacementRules
     settings: FleetSettings
     learned: Learned = NOTHING_LEARNED
-    """Rates of the devices, as served requests showed them."""
+    """What launches and requests on this machine taught."""
     dry_runs: DryRuns = NO_DRY_RUNS
     contexts: Mapping[ModelId, int] = field(default_factory=dict)
     """The largest context that callers of a model ever asked for, where the policy keeps it."""

@@ -28,7 +28,7 @@ from supervisor.child import Child, SpawnFailed, Unreapable, running
 
 PREFLIGHT_S = 20.0  # 0.1 to 1.8 s were measured; a cold driver takes some seconds
 MOST_REMEMBERED = 256
-MOST_RUNS = 3  # a model's callers wait for; each of them takes a rung of concessions off the ladder
+MOST_RUNS = 3  # a model's callers wait for; each of them may cost a concession
 KILL_S = 0.0  # SIGKILL at once: it has nothing to save, and a breath later it would load
 
 log = structlog.get_logger(__name__)

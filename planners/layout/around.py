@@ -23,7 +23,7 @@ def hopefully(lay_out: LayOut, shape: LaunchShape, splitter: Splitter) -> Layout
 
 
 def around_buffers(placed: Placed, splitter_in: Callable[[Budgets], Splitter]) -> Layout | None:
-    """The same rung once more, if each device that `placed` uses keeps its buffers as they are.
+    """The same way laid out again, if each device it uses keeps its buffers as they are.
 
     `splitter_in`: a splitter for that room. Layers that were not to stay on the host never do.
     """

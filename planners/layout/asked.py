@@ -105,12 +105,12 @@ def ubatches(asked: Asked, info: ModelInfo, *, context: int, rates: Rates) -> tu
 def _contexts(info: ModelInfo, *, fixed: int | None, trained: int, least: int) -> tuple[int, ...]:
     if fixed is not None:
         return (padded_context(min(max(fixed, least), trained)),)
-    ladder = EMBEDDING_CONTEXTS if info.is_embedding else (*CONTEXTS, LEAST_CONTEXT)
-    rungs = dict.fromkeys(padded_context(min(rung, trained)) for rung in ladder)
+    usual = EMBEDDING_CONTEXTS if info.is_embedding else (*CONTEXTS, LEAST_CONTEXT)
+    sizes = dict.fromkeys(padded_context(min(size, trained)) for size in usual)
     floor = padded_context(min(least, trained))
-    if floor <= min(rungs):
-        return tuple(rungs)
-    return tuple(dict.fromkeys((*(rung for rung in rungs if rung > floor), floor)))
+    if floor <= min(sizes):
+        return tuple(sizes)
+    return tuple(dict.fromkeys((*(size for size in sizes if size > floor), floor)))
 
 
 def _cache_types(

@@ -147,8 +147,8 @@ def _why_no_more_context(info: ModelInfo, asked: Asked, shape: LaunchShape, *, m
     is_whole = shape.n_gpu_layers > info.n_layer
     if is_whole and not shape.n_cpu_moe:
         return f"{most} would find no room beside the layers"
-    rung = CONTEXT_WORTH_LAYERS if shape.split and not is_whole else CONTEXT_ON_HOST
-    if shape.n_ctx_seq not in asked.contexts_up_to(rung)[:1]:
+    bound = CONTEXT_WORTH_LAYERS if shape.split and not is_whole else CONTEXT_ON_HOST
+    if shape.n_ctx_seq not in asked.contexts_up_to(bound)[:1]:
         return f"{most} would find no room"
     if not shape.split:
         return f"a processor would read {most} too slowly; more is given where it is asked for"

@@ -15,7 +15,7 @@ from planners.layout.budget import Budgets
 from planners.layout.layer_split import companion_device
 from planners.learning import corrected as as_seen
 from planners.learning import overheads
-from planners.lessons import LaunchKey, Learned, launch_key
+from planners.lessons import LaunchKey, Learned, key_of_shape
 from planners.memory import (
     host_overhead_bytes,
     joined,
@@ -103,7 +103,7 @@ class Prediction:
 
     def _launch_key(self, engine: Engine, shape: LaunchShape) -> LaunchKey:
         """As planners.lessons.key_of the plan."""
-        return launch_key(
+        return key_of_shape(
             shape,
             self.served.settings,
             engine_id=engine.engine_id,

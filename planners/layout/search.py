@@ -156,7 +156,7 @@ class Search:
         return replace(placed, doubt=self.prediction.dry_run_key(placed.engine, placed.shape))
 
     def _laid_out_anew(self, placed: Placed) -> Placed | None:
-        """The same rung with its layers dealt out around its buffers as drawn."""
+        """The same way with its layers dealt out around its buffers as drawn."""
         for _ in range(MOST_ANEW):
             layout = around_buffers(placed, self._splitter)
             if layout is None or layout.shape == placed.shape:

@@ -83,7 +83,7 @@ def test_a_launch_in_doubt_goes_ahead_where_the_engine_confirms_it(
     assert dry_runs(daemon) == 1
 
 
-def test_a_launch_in_doubt_that_the_engine_does_not_confirm_is_conceded_a_rung(
+def test_a_launch_in_doubt_that_the_engine_does_not_confirm_concedes_more(
     start: Any, model_dir: Path
 ) -> None:
     daemon = start(config=within(needs(model_dir, n_ubatch=WIDE).total_bytes + A_LITTLE))
@@ -93,10 +93,10 @@ def test_a_launch_in_doubt_that_the_engine_does_not_confirm_is_conceded_a_rung(
     reasons = said(instance)
     assert f"batches of {NARROW} tokens" in reasons
     assert f"refused by a dry run: context {CONTEXT} × {SLOTS} in batches of {WIDE}" in reasons
-    assert dry_runs(daemon) == 2  # the next rung was in doubt, too
+    assert dry_runs(daemon) == 2  # the next concession was in doubt, too
 
 
-def test_a_launch_in_doubt_without_another_rung_is_refused_with_what_is_missing(
+def test_a_launch_in_doubt_without_another_concession_is_refused_with_what_is_missing(
     start: Any, model_dir: Path
 ) -> None:
     part = needs(model_dir, n_ubatch=NARROW)

@@ -307,7 +307,7 @@ def test_a_confirmed_launch_goes_ahead_with_what_was_told() -> None:
     assert any("as a dry run of the engine told" in reason.text for reason in plan.reasons)
 
 
-def test_a_refused_launch_gives_way_to_the_next_rung_and_says_so() -> None:
+def test_a_refused_launch_gives_way_to_the_next_concession_and_says_so() -> None:
     plan = in_doubt(DOUBTED, told(reserved_bytes() + MIB))
 
     assert isinstance(plan, LaunchPlan)
