@@ -166,8 +166,3 @@ class HardwareProfile:
     storage: tuple[Storage, ...] = ()
     absent: tuple[Absence, ...] = ()
     """Wanted devices that are missing; any makes the machine DEGRADED."""
-
-    @property
-    def is_degraded(self) -> bool:
-        """True while a wanted device is missing."""
-        return bool(self.absent)

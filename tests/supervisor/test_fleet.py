@@ -27,7 +27,7 @@ from supervisor.journal_file import LAUNCHES
 from supervisor.lease import LineFull, ModelUnavailable, Stopping, Usage, WaitTimedOut
 from supervisor.tinymodel import tiny_model
 from tests.fakes import machines
-from tests.fakes.fleet_world import TINY, MakeWorld
+from tests.fakes.fleet_world import TINY, MakeWorld, World
 from tests.fakes.machines import PLAIN
 from tests.fakes.processes import is_gone
 from tests.fakes.serving import serving
@@ -595,14 +595,18 @@ async def test_what_a_request_took_is_what_the_next_plan_predicts(fleet_world: M
         assert 0.3 * usual_rate < plan.predicted_prompt_tokens_per_s < 0.7 * usual_rate
 
 
+async def killed_once_then_unloaded(world: World) -> None:
+    await world.served_by()
+    os.kill(world.pid(), signal.SIGKILL)
+    await world.until(lambda: world.seen().restarts == 1)
+    await world.until_state(InstanceState.READY)
+    world.fleet.unload(TINY)
+    await world.until_state(None)
+
+
 async def test_every_launch_is_one_row_with_what_became_of_it(fleet_world: MakeWorld) -> None:
     async with fleet_world() as world:
-        await world.served_by()
-        os.kill(world.pid(), signal.SIGKILL)
-        await world.until(lambda: world.seen().restarts == 1)
-        await world.until_state(InstanceState.READY)
-        world.fleet.unload(TINY)
-        await world.until_state(None)
+        await killed_once_then_unloaded(world)
         world.order(die_while_loading="crash")
         with pytest.raises(ModelUnavailable):
             await world.fleet.load(TINY)
@@ -634,12 +638,7 @@ async def test_the_log_of_a_child_that_died_is_there_when_its_instance_is_gone(
     fleet_world: MakeWorld,
 ) -> None:
     async with fleet_world() as world:
-        await world.served_by()
-        os.kill(world.pid(), signal.SIGKILL)
-        await world.until(lambda: world.seen().restarts == 1)
-        await world.until_state(InstanceState.READY)
-        world.fleet.unload(TINY)
-        await world.until_state(None)
+        await killed_once_then_unloaded(world)
 
         lines = await world.records.child_logs.last(TINY, 10_000)
 
