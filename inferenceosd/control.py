@@ -71,7 +71,7 @@ class Control:
         self._started_at = time.time()
         self._engines: tuple[Engine, ...] | None = None
         self._rejected: tuple[RejectedEngine, ...] = ()
-        self._turn = asyncio.Lock()
+        self._changing = asyncio.Lock()
 
     @property
     def config(self) -> Config:
@@ -80,7 +80,7 @@ class Control:
 
     async def find_engines(self) -> None:
         """Try every llama-server there is and go by those that run."""
-        async with self._turn:
+        async with self._changing:
             await self._adopt_engines(self._config)
             self._apply(self._config)
 
@@ -165,7 +165,7 @@ class Control:
 
     async def reload(self) -> ReloadReport:
         """Read the configuration again and go by it. Raises ReloadRefused; then nothing changed."""
-        async with self._turn:
+        async with self._changing:
             try:
                 config = self._reread()
             except ConfigError as exc:

@@ -91,11 +91,11 @@ def _with_modest_contexts(
     In the order of `usual`: trying the others too would take as long again.
     """
     order = sorted(models, key=lambda model: list(usual).index(model.model_id))
-    least = _in_turn(order, partial(attempt, most_context=CONTEXT_WORTH_LAYERS), promised)
+    least = _one_by_one(order, partial(attempt, most_context=CONTEXT_WORTH_LAYERS), promised)
     if not _is_better(least, usual):
         return usual
     for most in (context for context in CONTEXTS[1:] if context > CONTEXT_WORTH_LAYERS):
-        found = _in_turn(order, partial(attempt, most_context=most), promised)
+        found = _one_by_one(order, partial(attempt, most_context=most), promised)
         if not _is_better(least, found):
             return found
     return least
@@ -109,13 +109,13 @@ def _in_best_order(
     best: _Attempts | None = None
     for i in range(min(max(len(models), 1), ORDERS)):
         order = (*models[i : i + 1], *models[:i], *models[i + 1 :])
-        attempts = _in_turn(order, attempt, promised)
+        attempts = _one_by_one(order, attempt, promised)
         if best is None or _merit(attempts) > _merit(best):
             best = attempts
     return best or {}
 
 
-def _in_turn(
+def _one_by_one(
     order: Sequence[ServedModel],
     attempt: Callable[..., _Attempt],
     promised: Mapping[DeviceId, int],

@@ -149,14 +149,14 @@ class ChildLogs:
     async def _after_queued(self, work: Callable[[], T]) -> T:
         batch = [(child_log.path, child_log.taken()) for child_log in self._open]
 
-        def turn() -> T:
+        def work_after_batch() -> T:
             for path, data in batch:
                 if data:
                     self._append(path, data)
             return work()
 
         loop = asyncio.get_running_loop()
-        return await asyncio.shield(loop.run_in_executor(self._thread, turn))
+        return await asyncio.shield(loop.run_in_executor(self._thread, work_after_batch))
 
     # What follows runs in the writer's thread alone.
 

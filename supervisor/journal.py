@@ -134,14 +134,14 @@ class Journal:
         """Do `work` in the thread, after all that was written before this call and nothing else."""
         batch = self._taken()
 
-        def turn() -> T:
+        def work_after_batch() -> T:
             if batch:
                 self._file.insert(batch)
             return work()
 
-        # Shielded: cancelled before its turn, the work would be dropped, and the batch in it.
+        # Shielded: cancelled before it ran, the work would be dropped, and the batch in it.
         loop = asyncio.get_running_loop()
-        return await asyncio.shield(loop.run_in_executor(self._thread, turn))
+        return await asyncio.shield(loop.run_in_executor(self._thread, work_after_batch))
 
     def _taken(self) -> list[tuple[str, Row]]:
         """What is pending; says how much was dropped before it."""

@@ -43,7 +43,7 @@ class Planner:
     def __init__(self, *, changed: Callable[[], None], outlook_s: float = OUTLOOK_S) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="planner")
         self._changed, self._outlook_s = changed, outlook_s
-        self._turn = asyncio.Lock()
+        self._one_at_a_time = asyncio.Lock()
         self._is_over = False
 
     async def __aenter__(self) -> Self:
@@ -74,19 +74,19 @@ class Planner:
     ) -> Outlook:
         """As planners.outlook, one at a time. Raises PlanTookTooLong, Stopping, PlanError."""
         think = partial(outlook, served, hardware, around)
-        return await self._in_turn(think, [served.model_id])
+        return await self._one_by_one(think, [served.model_id])
 
     async def outlooks(
         self, models: Sequence[ServedModel], hardware: HardwareProfile, around: Surroundings
     ) -> tuple[Outlook, ...]:
         """Likewise for several models beside each other."""
         think = partial(outlooks, models, hardware, around)
-        return await self._in_turn(think, [served.model_id for served in models])
+        return await self._one_by_one(think, [served.model_id for served in models])
 
-    async def _in_turn(self, think: Callable[[], T], model_ids: Sequence[ModelId]) -> T:
+    async def _one_by_one(self, think: Callable[[], T], model_ids: Sequence[ModelId]) -> T:
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._outlook_s), self._turn:
+            async with asyncio.timeout(self._outlook_s), self._one_at_a_time:
                 if self._is_over:
                     raise Stopping
                 return await loop.run_in_executor(self._thread, think)
