@@ -19,6 +19,7 @@ from inferenceosd.config_kinds import (
     or_auto,
     or_unset,
 )
+from planners.model import folded
 
 # A device: [devices."NAME"]
 DEVICE_LIMIT = Key(
@@ -159,8 +160,7 @@ def check_models(models: Sequence[Values]) -> None:
             raise Refused("neither name nor path", path=(index,), allowed="one of them, or both")
         names = [("name", name_of(model)), *(("aliases", a) for a in model.get(MODEL_ALIASES))]
         for key, name in names:
-            claim = name.lower().removesuffix(":latest")
-            earlier = claimed.setdefault(claim, (index, key))
+            earlier = claimed.setdefault(folded(name), (index, key))
             if earlier[0] != index:
                 raise Refused(
                     f"{name[:80]!r} is a name of another model too",
@@ -196,7 +196,7 @@ def _check_members(group: Values, index: int) -> None:
     members: dict[str, int] = {}
     named: tuple[str, ...] = group.get(GROUP_MODELS)
     for at, member in enumerate(named):
-        earlier = members.setdefault(member.lower().removesuffix(":latest"), at)
+        earlier = members.setdefault(folded(member), at)
         if earlier != at:
             raise Refused(
                 f"{member[:80]!r} is a member already",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from planners.model import ServedModel
+from planners.model import ServedModel, folded
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +19,15 @@ class Group:
 
     def has(self, served: ServedModel) -> bool:
         """Whether the model is a member."""
-        names = {_folded(name) for name in (served.model_id, *served.aliases)}
-        return any(_folded(name) in names for name in self.models)
+        names = {folded(name) for name in (served.model_id, *served.aliases)}
+        return any(folded(name) in names for name in self.models)
 
 
 def unknown_members(groups: Iterable[Group], names: Iterable[str]) -> Iterator[str]:
     """Half a sentence per group with members that are none of `names`, aliases included."""
-    known = {_folded(name) for name in names}
+    known = {folded(name) for name in names}
     for group in groups:
-        unknown = [repr(name) for name in group.models if _folded(name) not in known]
+        unknown = [repr(name) for name in group.models if folded(name) not in known]
         if unknown:
             yield f"group {group.name!r} names no model with {', '.join(unknown)}"
 
@@ -41,7 +41,3 @@ def conflict(one: ServedModel, other: ServedModel, groups: Iterable[Group]) -> s
         if group.alone and has_one != has_other:
             return f"group {group.name!r} runs alone"
     return None
-
-
-def _folded(name: str) -> str:
-    return name.lower().removesuffix(":latest")

@@ -10,6 +10,12 @@ from typing import NewType
 ModelId = NewType("ModelId", str)
 """The one name of a model, e.g. "SmolLM2-135M-Instruct.Q4_1"; aliases resolve to it."""
 
+
+def folded(name: str) -> str:
+    """A name or alias as it is looked up: without case and ":latest"."""
+    return name.lower().removesuffix(":latest")
+
+
 MetadataValue = str | int | float | bool | None
 """A GGUF value as kept: scalars whole, long arrays as None."""
 

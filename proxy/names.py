@@ -3,11 +3,10 @@
 import re
 from collections.abc import Iterable
 
-from planners.model import BrokenFile, ServedModel
+from planners.model import BrokenFile, ServedModel, folded
 from proxy.door import Door
 from proxy.errors import BadRequest, CloudModel, UnknownModel, UnusableModel
 from proxy.exchange import Exchange
-from supervisor.listing import folded
 
 MAX_NAME = 600  # a host of 350, and namespace, model and tag of 80 each, as Ollama bounds them
 

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 import structlog
 
 from planners.gguf import GgufError, GgufKind
-from planners.model import BrokenFile, BrokenKind, ModelId, ModelInfo, ModelSettings, ServedModel
+from planners.model import (
+    BrokenFile,
+    BrokenKind,
+    ModelId,
+    ModelInfo,
+    ModelSettings,
+    ServedModel,
+    folded,
+)
 from planners.settings import ModelRule
 from supervisor.gguf_files import (
     CannotLook,
@@ -22,7 +30,7 @@ from supervisor.gguf_files import (
     stat_of,
     sweep,
 )
-from supervisor.listing import Files, Listing, Offer, folded, listed
+from supervisor.listing import Files, Listing, Offer, listed
 from supervisor.patience import NoAnswer, PatientReader
 
 SCAN_S = 60.0  # a scan that takes longer hangs on a file system that does not answer

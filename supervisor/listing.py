@@ -5,7 +5,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from planners.model import BrokenFile, BrokenKind, ModelId, ModelInfo, ModelSettings, ServedModel
+from planners.model import (
+    BrokenFile,
+    BrokenKind,
+    ModelId,
+    ModelInfo,
+    ModelSettings,
+    ServedModel,
+    folded,
+)
 from planners.settings import ModelRule
 from supervisor.gguf_files import SUFFIX, FileStat, ModelFile
 from supervisor.projectors import is_projector_name, projector_for
@@ -57,11 +65,6 @@ class Listing:
     names: Mapping[str, ModelId]
     """Every name and alias, folded → the model it means."""
     broken: tuple[BrokenFile, ...]
-
-
-def folded(name: str) -> str:
-    """A name as it is looked up: without case and ":latest"."""
-    return name.lower().removesuffix(":latest")
 
 
 def listed(offer: Offer, files: Files) -> Listing:
