@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import TypeVar
@@ -20,7 +20,7 @@ from inferenceosd.recording import recorded_now
 from planners.backends import Engine, RejectedEngine
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.model import ModelId, ServedModel
-from planners.outlook import Outlook, grouped
+from planners.outlook import Outlook, asking, grouped
 from planners.reconcile import NO_ENGINE, launch_key
 from proxy.admin.models import ModelsReport, models_report
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
@@ -123,7 +123,7 @@ class Control:
         hardware: HardwareProfile | None,
     ) -> Outlook:
         """How it would be launched now, or on another machine."""
-        asked = _asking(self._served(name), context=context, parallel=parallel)
+        asked = asking(self._served(name), context=context, parallel=parallel)
         return await self._parts.fleet.outlook(asked, elsewhere=hardware)
 
     async def plan_together(
@@ -136,7 +136,7 @@ class Control:
     ) -> tuple[Outlook, ...]:
         """How they would be launched beside each other, each once however often it is named."""
         asked = {
-            served.model_id: _asking(served, context=context, parallel=parallel)
+            served.model_id: asking(served, context=context, parallel=parallel)
             for served in map(self._served, names)
         }
         planned = await self._parts.fleet.outlooks(tuple(asked.values()), elsewhere=hardware)
@@ -342,16 +342,6 @@ async def _unread(follower: Follower[T]) -> AsyncIterator[tuple[int, T | None]]:
 
 def _since(since_s: float | None) -> float:
     return 0.0 if since_s is None else time.time() - since_s
-
-
-def _asking(served: ServedModel, *, context: int | None, parallel: int | None) -> ServedModel:
-    """The model with what its client asks for in place of its settings."""
-    settings = replace(
-        served.settings,
-        context=context or served.settings.context,
-        parallel=parallel or served.settings.parallel,
-    )
-    return replace(served, settings=settings)
 
 
 def _event_report(event: Event) -> EventReport:

@@ -6,7 +6,6 @@ Uses the same settings, engines and planners as the daemon would here.
 import asyncio
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from inferenceosd.config import Config, Options, read_config
@@ -17,7 +16,7 @@ from planners.gguf import GgufError
 from planners.hardware import HardwareProfile
 from planners.model import BrokenFile, ModelId, ServedModel
 from planners.other_machine import engines_there
-from planners.outlook import Surroundings, grouped, outlook, outlooks
+from planners.outlook import Surroundings, asking, grouped, outlook, outlooks
 from planners.profile_json import decode_profile
 from proxy.admin.plan import PlanReport, PlansReport, plan_report, plans_report
 from supervisor.backends import find_engines
@@ -104,19 +103,14 @@ def _served(path: str, config: Config, *, context: int | None, parallel: int | N
         info = read_model(file)
     except (GgufError, OSError) as exc:
         raise CannotPlan(f"{path}: {exc}") from exc
-    defaults = config.model_defaults
-    settings = replace(
-        defaults,
-        context=context or defaults.context,
-        parallel=parallel or defaults.parallel,
-    )
-    return ServedModel(
+    served = ServedModel(
         model_id=ModelId(name),
         aliases=(),
         path=file.path,
         info=info,
-        settings=settings,
+        settings=config.model_defaults,
         size_bytes=file.size_bytes,
         modified_at=file.modified_ns / 1e9,
         file_key=file.key,
     )
+    return asking(served, context=context, parallel=parallel)

@@ -55,6 +55,16 @@ class Surroundings:
         return replace(self, promised=theirs.promised, held=theirs.held)
 
 
+def asking(served: ServedModel, *, context: int | None, parallel: int | None) -> ServedModel:
+    """The model with what a client asks for in place of its settings; None leaves one as it is."""
+    settings = replace(
+        served.settings,
+        context=context or served.settings.context,
+        parallel=parallel or served.settings.parallel,
+    )
+    return replace(served, settings=settings)
+
+
 def outlook(served: ServedModel, hardware: HardwareProfile, around: Surroundings) -> Outlook:
     """The plan, its engine, and what one more GiB would bring. Raises PlanError as plan_launch."""
     measures = Measures(served.info, served.draft)
