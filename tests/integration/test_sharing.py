@@ -93,15 +93,3 @@ def test_callers_of_two_models_that_do_not_fit_together_cost_two_loads(
     assert [reply.status_code for reply in replies] == [200] * 6
     assert len({reply.json()["message"]["content"] for reply in replies}) == 1
     assert loads(daemon) == 2
-
-
-def test_two_names_for_one_file_are_one_process(start: Any, model_dir: Path) -> None:
-    (path,) = model_dir.glob(f"{MODEL}.gguf")
-    rules = "".join(f'[[model]]\nname = "{name}"\npath = "{path}"\n' for name in ("a", "b"))
-    daemon = start(config=rules, model_dirs=())
-
-    assert [chat(daemon, name).status_code for name in ("a", "b")] == [200, 200]
-
-    assert loads(daemon) == 1
-    (instance,) = daemon.status()["instances"]
-    assert instance["pid"]
