@@ -1,4 +1,4 @@
-"""`python -m bench.planner_measure`: measured rows of random configurations, for bench.planner.
+"""`python -m bench.planner.measure`: measured rows of random configurations, for bench.planner.
 
 Each launches the real engine, one at a time, and is ended as soon as its buffers are reserved: no
 token is decoded, so an engine that was built for another processor can be measured, too.
@@ -20,7 +20,7 @@ from random import Random
 from typing import Any
 
 from bench.planner.live import READY, live_engine
-from bench.planner_shapes import ARCHITECTURES, random_flags, random_model
+from bench.planner.shapes import ARCHITECTURES, random_flags, random_model
 from planners.backends import Engine
 from planners.buffers import BufferKind, parse_buffer_line
 from planners.ggml.layers import is_expert
@@ -36,7 +36,7 @@ _FAILURE = re.compile(r"GGML_ASSERT|GGML_ABORT| E |terminate")
 
 def main() -> None:
     """Parse, measure, write."""
-    parser = argparse.ArgumentParser(prog="bench.planner_measure", description=__doc__)
+    parser = argparse.ArgumentParser(prog="bench.planner.measure", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="the table to write")
     parser.add_argument("--seed", type=int, default=1, help="of all choices (1)")
     parser.add_argument("--rows", type=int, default=100, help="launches (100)")
