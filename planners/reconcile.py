@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
 
-from planners.actions import Action, Allow, Refuse, Restart, Start, Stop, Yield
+from planners.actions import Action, Refuse, Restart, Start, Stop, Yield
+from planners.contexts import regrown
 from planners.durations import format_duration
 from planners.groups import conflict
 from planners.hardware import HOST, DeviceId
 from planners.last_rung import has_just_died_of, least_plan, with_cause
-from planners.layout.budget import freed
 from planners.model import ModelId, ServedModel
 from planners.plan import LaunchPlan, Shortfall
 from planners.room import (
@@ -33,13 +33,11 @@ from planners.room import (
     make_turn,
     planned,
 )
-from planners.settings import ContextPolicy, PlacementRules
+from planners.settings import PlacementRules
 from planners.taken import Taken, taken
 from planners.together import plan_together
 from planners.turns import (
     evictable,
-    is_pinned,
-    is_turn_over,
     may_wait_no_longer,
     patience_s,
     rival_that_stays,
@@ -73,9 +71,9 @@ def reconcile(view: View, *, now_s: float) -> tuple[Action, ...]:
     if view.engines is None:
         return stops
     view = _after(view, stops)
-    regrown = tuple(_regrown(view, now_s=now_s))
-    view = _after(view, regrown)
-    return (*stops, *regrown, *_launches(view, now_s=now_s))
+    changed = tuple(regrown(view, now_s=now_s))
+    view = _after(view, changed)
+    return (*stops, *changed, *_launches(view, now_s=now_s))
 
 
 def _after(view: View, actions: Iterable[Action]) -> View:
@@ -142,40 +140,6 @@ def _broken_rule(view: View, plan: LaunchPlan) -> str | None:
         if device.limit_bytes is not None and ours_bytes > device.limit_bytes:
             return f"it uses more than the limit of {device.name} allows"
     return None
-
-
-def _regrown(view: View, *, now_s: float) -> Iterator[Stop | Yield | Allow]:
-    """What becomes of instances whose callers wait for another context than the loaded one."""
-    for seen in view.instances:
-        demand = view.demand.get(seen.model_id)
-        if seen.state is not InstanceState.READY or demand is None or not demand.context:
-            continue
-        follows = view.settings.context_policy is ContextPolicy.CLIENT
-        if follows and seen.running and not is_turn_over(view, seen, now_s=now_s):
-            continue
-        yield _with_context(view, seen, demand.context, now_s=now_s)
-
-
-def _with_context(
-    view: View, seen: Observed, context: int, *, now_s: float
-) -> Stop | Yield | Allow:
-    served, loaded = view.models[seen.model_id], seen.plan.context
-    others = replace(view, instances=tuple(i for i in view.instances if i is not seen))
-    alone = taken(view.hardware, (seen,))
-    room = replace(others, hardware=freed(view.hardware, alone.held))
-    plan = planned(
-        room,
-        served,
-        ours=taken(view.hardware, others.instances),
-        could_free=freeable(others, now_s=now_s),
-        context=context,
-    )
-    asked = f"context {context} is asked for, {loaded} is loaded"
-    if isinstance(plan, Shortfall) and not make_room(others, served, plan, now_s=now_s):
-        return Allow(seen.instance_id, context, f"{asked}, more finds no room: {plan.reason}")
-    if view.settings.context_policy is ContextPolicy.CLIENT and not is_pinned(view, seen):
-        return Yield(seen.instance_id, asked)  # other models' callers come before the next size
-    return Stop(seen.instance_id, asked, finishes=True)
 
 
 def _launches(view: View, *, now_s: float) -> Iterator[Action]:
