@@ -56,6 +56,10 @@ NO_ENGINE = (
 )
 
 
+GONE = "it was taken off the offer, or renamed, while its callers waited; ask again"
+ASK_AGAIN_S = 1.0  # who asks anew is answered by what is on offer then
+
+
 def launch_key(served: ServedModel, rules: PlacementRules) -> str:
     """12 hex digits that change when what the operator or the file says calls for another launch.
 
@@ -69,13 +73,20 @@ def launch_key(served: ServedModel, rules: PlacementRules) -> str:
 
 def reconcile(view: View, *, now_s: float) -> tuple[Action, ...]:
     """The next actions; () once the world is as desired, or while work under way must end first."""
-    stops = tuple(_stops(view, now_s=now_s))
+    stops: tuple[Stop | Refuse, ...] = (*_stops(view, now_s=now_s), *_in_vain(view))
     if view.engines is None:
         return stops
     view = _after(view, stops)
     regrown = tuple(_regrown(view, now_s=now_s))
     view = _after(view, regrown)
     return (*stops, *regrown, *_launches(view, now_s=now_s))
+
+
+def _in_vain(view: View) -> Iterator[Refuse]:
+    """Refusals for callers of what went, or runs under another name, while they waited."""
+    for model_id in view.demand:
+        if model_id not in view.models:
+            yield Refuse(model_id, GONE, retry_after_s=ASK_AGAIN_S)
 
 
 def _after(view: View, actions: Iterable[Action]) -> View:
