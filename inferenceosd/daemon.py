@@ -8,6 +8,7 @@ run ─ state folder locked, sockets open ─ loop ┬ fleet ─ instance … ea
 
 import asyncio
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -57,6 +58,7 @@ EDIT_S = 0.25  # between two edits of one spree
 EDITS_S = 2.0  # as long as a spree is waited for
 REMOVED_S = 5.0  # for leftovers to be gone: what is stuck in the kernel is not waited for
 CONNECTIONS_PER_CHILD = 64  # llama-server spends a thread on each; slots are far fewer
+MOST_DESCRIPTORS = 1 << 16  # the service unit's LimitNOFILE
 RUN_PREFIX = "c-"  # of the folder with our children's sockets; short, socket paths are 107 bytes
 
 log = structlog.get_logger(__name__)
@@ -92,6 +94,7 @@ def run(config: Config, *, reload: Callable[[], Config]) -> int:
 
 def _prepared(config: Config, manager: ServiceManager, held: ExitStack) -> tuple[Doors, Ground]:
     """What must be had before the first task. Raises CannotListen, CannotUseFolder, StateLocked."""
+    claim_descriptors()
     state = _private_folder(config.state_dir, choose="--state-dir")
     runtime = _private_folder(config.runtime_dir, choose="INFERENCEOSD_RUNTIME_DIR")
     held.enter_context(locked(state))
@@ -107,6 +110,18 @@ def _prepared(config: Config, manager: ServiceManager, held: ExitStack) -> tuple
     ground = clear_ground(runtime, held)
     _keep_temporary_files_in(ground.run_dir, held)
     return Doors(public, admin), replace(ground, preflights=state / "preflights.json")
+
+
+def claim_descriptors() -> None:
+    """Raise the soft limit of open files to the hard one: each caller in line takes one.
+
+    Shells grant 1024, fewer than the callers that three models may keep waiting.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(ValueError, OSError):  # macOS: no more than OPEN_MAX, whatever is granted
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class CannotUseFolder(Exception):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from planners.actions import Refuse
 from planners.exits import OUT_OF_MEMORY
-from planners.ladder import MUTE
+from planners.ladder import MUTE, RungKey
 from planners.model import ServedModel
 from planners.plan import LaunchPlan, Shortfall
 from planners.room import Departures, Waiting, planned
@@ -12,6 +12,18 @@ from planners.taken import Taken
 from planners.view import Observed, View
 
 OOM_RETRY_S = 30.0  # what did not fit is tried again on demand: memory may be back
+
+
+def on_rungs(view: View) -> View:
+    """The view in which launches that died just now count, beside those that are remembered."""
+    tried = {
+        RungKey(seen.plan.model_digest, seen.plan.engine_id): seen.rung
+        for seen in view.instances
+        if seen.rung is not None
+    }
+    if not tried:
+        return view
+    return replace(view, learned=replace(view.learned, rungs={**view.learned.rungs, **tried}))
 
 
 def least_plan(
@@ -35,7 +47,7 @@ def least_plan(
 
 def has_just_died_of(seen: Observed, plan: LaunchPlan, *, now_s: float) -> bool:
     """Whether a load of no more than that died of memory within the last OOM_RETRY_S."""
-    died = seen.cause is not None and seen.cause.kind in OUT_OF_MEMORY | MUTE
+    died = seen.cause is not None and seen.cause.kind in OUT_OF_MEMORY
     if not died or seen.ready_since_s is not None:
         return False
     is_less = _buffer_bytes(plan) < _buffer_bytes(seen.plan)

@@ -18,7 +18,7 @@ from planners.contexts import regrown
 from planners.durations import format_duration
 from planners.groups import conflict
 from planners.hardware import HOST, DeviceId
-from planners.last_rung import has_just_died_of, least_plan, with_cause
+from planners.last_rung import has_just_died_of, least_plan, on_rungs, with_cause
 from planners.model import ModelId, ServedModel
 from planners.plan import LaunchPlan, Shortfall
 from planners.room import (
@@ -54,6 +54,10 @@ NO_ENGINE = (
 )
 
 
+GONE = "it was taken off the offer, or renamed, while its callers waited; ask again"
+ASK_AGAIN_S = 1.0  # who asks anew is answered by what is on offer then
+
+
 def launch_key(served: ServedModel, rules: PlacementRules) -> str:
     """12 hex digits that change when what the operator or the file says calls for another launch.
 
@@ -67,13 +71,20 @@ def launch_key(served: ServedModel, rules: PlacementRules) -> str:
 
 def reconcile(view: View, *, now_s: float) -> tuple[Action, ...]:
     """The next actions; () once the world is as desired, or while work under way must end first."""
-    stops = tuple(_stops(view, now_s=now_s))
+    stops: tuple[Stop | Refuse, ...] = (*_stops(view, now_s=now_s), *_in_vain(view))
     if view.engines is None:
         return stops
     view = _after(view, stops)
     changed = tuple(regrown(view, now_s=now_s))
     view = _after(view, changed)
-    return (*stops, *changed, *_launches(view, now_s=now_s))
+    return (*stops, *changed, *_launches(on_rungs(view), now_s=now_s))
+
+
+def _in_vain(view: View) -> Iterator[Refuse]:
+    """Refusals for callers of what went, or runs under another name, while they waited."""
+    for model_id in view.demand:
+        if model_id not in view.models:
+            yield Refuse(model_id, GONE, retry_after_s=ASK_AGAIN_S)
 
 
 def _after(view: View, actions: Iterable[Action]) -> View:

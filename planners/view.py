@@ -8,6 +8,7 @@ from planners.backends import Engine
 from planners.dry_runs import NO_DRY_RUNS, DryRuns
 from planners.exits import Cause
 from planners.hardware import DeviceId, HardwareProfile
+from planners.ladder import Rung
 from planners.lessons import NOTHING_LEARNED, Learned
 from planners.model import ModelId, ServedModel
 from planners.plan import DeviceBytes, InstanceId, LaunchPlan
@@ -69,6 +70,8 @@ class Observed:
     """Of the last exit that was not wanted."""
     retry_at_s: float | None
     """Monotonic; when BACKOFF ends, or when FAILED may be tried again; None is never by itself."""
+    rung: Rung | None = None
+    """What its next launch must do without, after the last one died; None while it is not down."""
     ready_since_s: float | None = None
     """Monotonic; of one that is down, since when its last child was ready; None where it never was.
 

@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import cache
 from time import monotonic
 from typing import cast
@@ -20,6 +20,9 @@ from supervisor.log_tail import LogTail
 
 OnLine = Callable[[str], None]
 KILLED_S = 5.0  # from SIGKILL to reaped: only a process stuck in the kernel takes longer
+SPAWN_DESCRIPTORS = (
+    12  # three socket pairs, a pipe for exec's error, and what threads open meanwhile
+)
 LAST_WORDS_S = 0.2  # from its end to the end of its output, where a grandchild holds the pipes
 
 
@@ -119,6 +122,7 @@ async def running(
     thread that forks. Raises SpawnFailed.
     """
     _check_executable(argv[0])
+    _check_descriptors(argv[0])
     loop = asyncio.get_running_loop()
     try:
         transport, child = await loop.subprocess_exec(
@@ -148,6 +152,16 @@ def _check_executable(path: str) -> None:
     if not os.access(path, os.X_OK):
         why = "not executable" if os.path.exists(path) else os.strerror(errno.ENOENT)
         raise SpawnFailed(path=path, why=why)
+
+
+def _check_descriptors(path: str) -> None:
+    """Raise SpawnFailed where descriptors are short: uvloop would say -1, and leak what it had."""
+    with ExitStack() as opened:
+        try:
+            for _ in range(SPAWN_DESCRIPTORS):
+                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        except OSError as exc:
+            raise SpawnFailed(path=path, why=exc.strerror or str(exc)) from exc
 
 
 async def _stop(child: Child, *, stop_s: float) -> None:

@@ -194,11 +194,17 @@ class ChildLogs:
         found = sorted(self._folder.glob("*@*.log"), key=_stamp)
         running = {child_log.path for child_log in tuple(self._open)}
         oldest = f"{int((time.time() - MAX_AGE_S) * 1000):013d}"
+        kept: list[OSError] = []
         for place, path in enumerate(found):
             is_spare = place <= len(found) - MAX_INSTANCES  # one more is about to come
             if path not in running and (is_spare or _stamp(path) < oldest):
-                path.unlink(missing_ok=True)
-                _older(path).unlink(missing_ok=True)
+                try:
+                    path.unlink(missing_ok=True)
+                    _older(path).unlink(missing_ok=True)
+                except OSError as exc:
+                    kept.append(exc)
+        if kept:
+            log.warning("child_log.kept", error=str(kept[0]), files=len(kept))
 
 
 @asynccontextmanager

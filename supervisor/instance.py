@@ -135,12 +135,10 @@ class Instance:
                 cause = await self._outcome()
                 if cause is not None and self._launch is not None:
                     self._last_end = (self._launch.socket_path, cause.summary)
-                is_over = cause is None or self._stop_asked.is_set()
-                below = None if cause is None or is_over else self._climb_down(cause)
                 self._note("stopped" if cause is None else "died", cause)
-                if cause is None or is_over:
+                if cause is None or self._stop_asked.is_set():
                     break
-                self._fall_back(cause, below)
+                self._fall_back(cause, self._climb_down(cause))
                 await first(self._stop_asked.wait(), self._resumed.wait())
                 self._resumed.clear()
         finally:
@@ -148,8 +146,9 @@ class Instance:
 
     def resume(self, plan: LaunchPlan, engine: Engine) -> None:
         """Launch again, by this plan. Only from BACKOFF or FAILED."""
+        if plan.engine_id != self._plan.engine_id:
+            self._rung = self._shop.history.rung_of(plan)
         self._plan, self._engine = plan, engine
-        self._rung = self._shop.history.rung_of(plan)
         self._retry_at_s = None
         self._enter(InstanceState.LOADING)
         self._resumed.set()
@@ -215,6 +214,7 @@ class Instance:
             restarts=max(0, self._launches - 1),
             cause=self._cause,
             retry_at_s=self._retry_at_s,
+            rung=self._rung if self._state.is_down else None,
             ready_since_s=self._ready_s if is_ready or self._state.is_down else None,
         )
 
@@ -335,8 +335,9 @@ class Instance:
         A load that ends without a word may have; one that does so again is taken to.
         """
         if cause.kind in MUTE:
-            self._mute_ends += self._ready_s is None
-            if self._ready_s is not None or self._mute_ends < MUTE_ENDS:
+            is_load = self._ready_s is None and cause.returncode is not None
+            self._mute_ends += is_load
+            if not is_load or self._mute_ends < MUTE_ENDS:
                 return None
         below = next_rung(
             self._rung,
@@ -416,7 +417,8 @@ class Instance:
         """Keep what became of the present launch."""
         if self._launch is not None:
             why = None if cause is None else cause.summary
-            rung = self._rung.text() or None
+            # Remembered is what a launch got ready on; where one died the next is only a guess.
+            rung = (self._rung.text() or None) if self._ready_s is not None else None
             sample = replace(self._launch.sample(outcome, cause=why), rung=rung)
             self._shop.history.launched(sample)
 

@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
+import msgspec
 import structlog
 
 from planners.model import ModelId
@@ -27,6 +28,7 @@ FLUSH_S = 0.1  # cadence of the writer: one transaction a batch, an insert alone
 MAX_PENDING = 10_000  # rows held while the disk is slow; beyond it the oldest are dropped
 MAX_REASON = 2_000  # characters; a plan's reasons are some 600
 MAX_FACT = 1_000
+END_OF_TIME = 253402300800.0  # UTC seconds of the year 10000: no calendar goes on
 
 Fact = Cell
 T = TypeVar("T")
@@ -91,7 +93,7 @@ class Journal:
         rows = await self._after_pending(
             lambda: self._file.select(EVENTS, where=where, told=told, limit=limit)
         )
-        return tuple(map(_event, rows))
+        return tuple(event for row in rows if (event := _event(row)) is not None)
 
     @contextmanager
     def following(self, model_id: ModelId | None) -> Iterator[Follower[Event]]:
@@ -186,12 +188,27 @@ def _row(event: Event) -> Row:
     }
 
 
-def _event(row: Row) -> Event:
+class _EventRow(msgspec.Struct):
+    at: Annotated[float, msgspec.Meta(ge=0.0, lt=END_OF_TIME)]
+    kind: str
+    reason: str
+    facts: str
+    model_id: str | None = None
+    instance_id: str | None = None
+
+
+def _event(row: Row) -> Event | None:
+    """What a row tells; None of one that was damaged on disk, which costs no other one."""
+    try:
+        told = msgspec.convert(row, _EventRow)
+        facts = msgspec.json.decode(told.facts, type=dict[str, Fact])
+    except msgspec.MsgspecError:
+        return None
     return Event(
-        at=float(row["at"] or 0.0),
-        kind=str(row["kind"]),
-        model_id=ModelId(str(row["model_id"])) if row["model_id"] is not None else None,
-        instance_id=InstanceId(str(row["instance_id"])) if row["instance_id"] is not None else None,
-        reason=str(row["reason"]),
-        facts=json.loads(str(row["facts"])),
+        at=told.at,
+        kind=told.kind,
+        model_id=None if told.model_id is None else ModelId(told.model_id),
+        instance_id=None if told.instance_id is None else InstanceId(told.instance_id),
+        reason=told.reason,
+        facts=facts,
     )

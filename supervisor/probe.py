@@ -187,7 +187,7 @@ class HardwareProbe:
     async def _read_storage(self) -> tuple[Storage, ...]:
         try:
             return await self._storage.read()
-        except NoAnswer:  # a dead network mount, or a disk asleep: unknown for now
+        except (OSError, NoAnswer):  # a dead network mount, or a disk asleep: unknown for now
             return ()
 
     async def _read_host(self) -> Host:
@@ -241,5 +241,5 @@ class HardwareProbe:
 async def _read(reader: PatientReader[Reading]) -> Reading:
     try:
         return await reader.read()
-    except NoAnswer as exc:
+    except (OSError, NoAnswer) as exc:  # of the kernel's files, or no descriptor to open them with
         return Reading(notes=(Note(NoteKind.DRIVER, str(exc)),))

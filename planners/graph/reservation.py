@@ -33,7 +33,7 @@ _MODELS = 64  # whose equal layers are known
 
 def is_drawn(model: ModelInfo) -> bool:
     """Whether the model's graph is known down to its tensors."""
-    return model.architecture in KNOWN and _has_all_tensors(_Known(model))
+    return model.architecture in KNOWN and bool(model.layers) and _has_all_tensors(_Known(model))
 
 
 def compute_bytes(

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planners.actions import Action, Refuse, Restart, Start, Stop
+from planners.backends import Engine
 from planners.exits import Cause, ExitKind
 from planners.hardware import HOST, Device, DeviceKind
 from planners.model import ModelId, ModelSettings, ServedModel
@@ -51,6 +52,23 @@ def test_a_caller_in_line_starts_the_model() -> None:
     assert isinstance(start, Start)
     assert start.plan.model_id == "a"
     assert start.launch_key == launch_key(A, RULES)
+
+
+@pytest.mark.parametrize("engines", [None, (), (ENGINE,)], ids=["untried", "none", "one"])
+def test_callers_of_what_is_no_longer_on_offer_are_told(engines: tuple[Engine, ...] | None) -> None:
+    (refusal,) = actions(view(B, waiting=(A,), engines=engines))
+
+    assert isinstance(refusal, Refuse)
+    assert refusal.model_id == A.model_id
+
+
+def test_callers_of_a_model_that_goes_while_it_loads_are_told() -> None:
+    loading = seen(A, state=InstanceState.LOADING)
+
+    stop, refusal = actions(view(B, instances=(loading,), waiting=(A,)))
+
+    assert isinstance(stop, Stop)
+    assert isinstance(refusal, Refuse)
 
 
 @pytest.mark.parametrize(

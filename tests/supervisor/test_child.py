@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import uvloop
 
 from supervisor.child import Child, SpawnFailed, running
 from tests.fakes.processes import is_gone, until_gone
@@ -161,6 +163,30 @@ async def test_a_program_that_is_not_there_is_an_error_that_names_it() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_a_lack_of_descriptors_is_said_and_leaks_none() -> None:
+    """Under uvloop, the daemon's own loop, whose failed spawns leak."""
+
+    async def spawned() -> None:
+        async with shell("exit"):
+            pass
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(spawned())
+        before = len(os.listdir("/proc/self/fd"))
+        for spare in range(0, 12, 3):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (before + spare, hard))
+            try:
+                with pytest.raises(SpawnFailed, match="Too many open files"):
+                    runner.run(spawned())
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        after = len(os.listdir("/proc/self/fd"))
+
+    assert after == before
+
+
 async def test_a_child_inherits_no_descriptor_but_its_three_pipes(tmp_path: Path) -> None:
     said: list[str] = []
     with (tmp_path / "ours").open("w"):

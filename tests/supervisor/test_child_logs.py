@@ -122,6 +122,24 @@ async def test_a_folder_that_cannot_be_written_costs_lines_and_is_said_once(
     assert [line["event"] for line in said] == ["child_log.lost"]
 
 
+async def test_old_files_that_cannot_be_removed_are_said_and_stop_nothing(tmp_path: Path) -> None:
+    for n in range(MAX_INSTANCES + 1):
+        (tmp_path / f"old-{n}@{n:013d}-i1.log").mkdir()  # which no unlink removes
+
+    async with open_child_logs(tmp_path) as logs, asyncio.TaskGroup() as tasks:
+        with capture_logs() as said:
+            writer = tasks.create_task(logs.write_forever())
+            with logs.open(M, I1) as log:
+                log.write("hello")
+                async with asyncio.timeout(5):
+                    while not said:
+                        await asyncio.sleep(0.01)
+            assert await logs.last(M, 1) == ("hello",)
+        writer.cancel()
+
+    assert {line["event"] for line in said} == {"child_log.kept"}
+
+
 async def test_a_grammar_that_the_engine_echoes_is_left_out(logs: ChildLogs) -> None:
     with logs.open(M, I1) as log:
         for line in (

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from structlog.testing import capture_logs
 from planners.model import ModelId
 from planners.plan import InstanceId
 from supervisor.follower import MAX_UNREAD
-from supervisor.journal import MAX_PENDING, Event, Journal, open_journal
+from supervisor.journal import END_OF_TIME, MAX_PENDING, Event, Journal, open_journal
 
 M = ModelId("m")
 
@@ -79,6 +80,23 @@ async def test_a_corrupt_file_is_set_aside_and_a_new_one_begun(tmp_path: Path) -
         assert await kinds(journal) == ["journal.set_aside", "a"]
 
     assert [p.read_bytes()[:7] for p in tmp_path.glob("*.corrupt-*")] == [b"this is"]
+
+
+@pytest.mark.parametrize("cell", ["{", "[]", None, b"\xff", 1e308, -1, inf], ids=repr)
+@pytest.mark.parametrize("column", ["at", "kind", "facts", "reason"])
+async def test_a_damaged_row_costs_no_other_one(tmp_path: Path, column: str, cell: object) -> None:
+    path = tmp_path / "journal.db"
+    async with open_journal(path) as journal:
+        for kind in ("a", "damaged", "c"):
+            journal.record(kind, model_id=M)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(f"update events set [{column}] = ? where kind = 'damaged'", [cell])
+
+    async with open_journal(path) as journal:
+        told = await journal.events(model_id=None, since=-inf, limit=10)
+
+    assert [event.kind for event in told if event.kind in ("a", "c")] == ["a", "c"]
+    assert all(0 <= event.at < END_OF_TIME for event in told)
 
 
 async def test_a_writer_that_is_cancelled_while_the_thread_is_busy_loses_nothing(

@@ -1,6 +1,8 @@
 """Sources are small classes, engines are shell scripts that list devices."""
 
 import asyncio
+import errno
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -54,6 +56,15 @@ class Hung:
     def read(self) -> Reading:
         self.let_go.wait(60)
         return Reading((CARD,))
+
+
+class Refused:
+    """A source whose files the kernel does not open."""
+
+    name = "nvml"
+
+    def read(self) -> Reading:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/sys/bus/pci/devices")
 
 
 @pytest.fixture
@@ -128,6 +139,13 @@ async def test_a_source_that_hangs_is_a_note_and_the_others_are_read() -> None:
     assert [device.name for device in profile.devices] == ["NVIDIA GeForce RTX 4090"]
     assert profile.notes[0].text == "nvml: no answer within 0.2 s; its driver or disk may hang"
     hung.let_go.set()
+
+
+async def test_a_source_that_the_kernel_refuses_is_a_note_and_the_others_are_read() -> None:
+    profile = await probe(sources=(Refused(), Fixed(CARD))).profile()
+
+    assert [device.name for device in profile.devices] == ["NVIDIA GeForce RTX 4090"]
+    assert "Too many open files" in profile.notes[0].text
 
 
 async def test_what_a_source_notes_is_in_the_profile() -> None:

@@ -49,6 +49,15 @@ def test_a_file_that_lacks_a_tensor_is_estimated_and_never_fails(without: str) -
     assert predict(info, shape, overhead_bytes={})
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_without_a_layer_is_estimated_and_never_fails(name: str) -> None:
+    info = replace(info_of(MODELS[name]), layers=())
+    shape = replace(SHAPE, split=((GPU, 1),))
+
+    assert compute_bytes(info, shape, layer_devices(info, shape)) is None
+    assert predict(info, shape, overhead_bytes={})
+
+
 def test_a_model_known_by_sums_alone_is_not_drawn() -> None:
     assert compute_bytes(LLAMA_8B, SHAPE, (HOST,) * 33) is None
 
