@@ -15,7 +15,7 @@ from planners.twins import Shared, shared
 from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired
 from supervisor.instance import Instance
-from supervisor.lease import Lease, LeaseBook, WaitTimedOut
+from supervisor.lease import Lease, LeaseBook, ModelUnavailable, WaitTimedOut
 from supervisor.wishes import Wishes
 
 
@@ -55,7 +55,17 @@ class Leasing:
     ) -> AsyncIterator[Lease]:
         """A slot of a ready child for as long as the block lasts. Raises LeaseError."""
         host = self.processes().host(model_id)
-        lease = await self._granted(host, caller=caller, keep_alive_s=keep_alive_s, context=context)
+        while True:
+            try:
+                lease = await self._granted(
+                    host, caller=caller, keep_alive_s=keep_alive_s, context=context
+                )
+                break
+            except ModelUnavailable:
+                before, host = host, self.processes().host(model_id)
+                if host == before:
+                    raise
+                # A reload had it share another one's process meanwhile: wait in that one's line.
         try:
             yield lease
         finally:

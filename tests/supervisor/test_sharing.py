@@ -213,6 +213,36 @@ async def test_two_names_for_one_file_share_a_process(
         await world.until(lambda: not world.fleet.running())
 
 
+async def test_a_caller_who_waits_for_a_model_that_a_reload_makes_another_ones_twin_is_served(
+    fleet_world: MakeWorld,
+) -> None:
+    one, two = ModelId("one"), ModelId("two")
+    async with fleet_world() as world:
+        path = str(world.models / "tiny.gguf")
+
+        async def offer(**contexts: int) -> None:
+            rules = tuple(
+                ModelRule(ModelId(name), path, (), replace(PLAIN, context=context))
+                for name, context in contexts.items()
+            )
+            world.catalogue.reconfigure(dirs=(), rules=rules, defaults=PLAIN)
+            await world.catalogue.scan()
+            world.fleet.look()
+
+        async def instance_that_serves(name: ModelId) -> ModelId:
+            async with world.fleet.lease(name, caller="test") as lease:
+                return lease.model_id
+
+        await offer(one=128, two=64)
+        world.order(load_s=3.0, launches=1)
+        waits = asyncio.create_task(instance_that_serves(two))
+        await world.until_state(InstanceState.LOADING, two)
+
+        await offer(one=128, two=128)
+
+        assert await asyncio.wait_for(waits, 15.0) == one
+
+
 async def test_a_member_of_an_exclusive_group_takes_the_place_of_the_other(
     fleet_world: MakeWorld,
 ) -> None:
