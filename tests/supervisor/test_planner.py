@@ -13,7 +13,7 @@ from planners.model import ModelId
 from planners.outlook import Surroundings
 from planners.plan import LaunchPlan
 from planners.view import InstanceState
-from supervisor.lease import Stopping
+from supervisor.lease import ModelUnavailable, Stopping
 from supervisor.planner import Planner, PlanTookTooLong
 from tests.fakes.fleet_world import TINY, MakeWorld, World
 from tests.fakes.gate import HeldEngines
@@ -79,9 +79,9 @@ async def test_a_model_that_is_gone_meanwhile_is_not_launched(fleet_world: MakeW
             await world.catalogue.scan()
 
             engines.opened.set()
-            await world.served_by()
+            with pytest.raises(ModelUnavailable, match="taken off the offer"):
+                await caller
 
-            assert not caller.done()
             assert world.state(OTHER) is None
 
 
