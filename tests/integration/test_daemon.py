@@ -20,6 +20,7 @@ import pytest
 from proxy.app import ROUTES
 from scripts.started_daemon import DaemonTrouble, StartedDaemon, started_daemon
 from supervisor.leftovers import MARK, mark_of
+from tests.fakes.processes import is_gone
 
 MODEL = "SmolLM2-135M-Instruct.Q4_1"
 ANSWER_S = 180.0  # a software Vulkan driver first compiles its shaders
@@ -253,6 +254,19 @@ def test_a_second_daemon_on_the_same_state_folder_names_the_first(start: Any) ->
 
     with pytest.raises(DaemonTrouble, match=f"another inferenceosd \\(pid {first.process.pid}\\)"):
         start(options=["--state-dir", str(first.folder / "state")])
+
+
+@pytest.mark.timeout(120)
+def test_a_real_engine_that_is_stopped_is_replaced_and_serves_who_asked(start: Any) -> None:
+    daemon = start(config='[fleet]\nhang_timeout = "10s"\n')
+    assert chat(daemon).status_code == 200
+    pid = only_instance(daemon)["pid"]
+
+    os.kill(pid, signal.SIGSTOP)
+
+    assert chat(daemon).status_code == 200
+    assert is_gone(pid)
+    assert "it is stopped" in daemon.ctl("events").stdout
 
 
 def test_reload_keeps_the_pid_and_the_stream_of_an_unchanged_model(start: Any) -> None:
