@@ -20,7 +20,7 @@ WAITING = "import sys; print(flush=True); sys.stdin.read()"
 class Start(Protocol):
     """What the fixture `start` gives."""
 
-    def __call__(self, *, mark: str | None, own_session: bool = True, code: str = WAITING) -> int:
+    def __call__(self, *, mark: str | None, code: str = WAITING) -> int:
         """The pid of a process that runs until the test ends."""
 
 
@@ -35,7 +35,7 @@ def start() -> Iterator[Start]:
     """Starts processes of one and the same program, ended with the test."""
     with ExitStack() as held:
 
-        def started(*, mark: str | None, own_session: bool = True, code: str = WAITING) -> int:
+        def started(*, mark: str | None, code: str = WAITING) -> int:
             env = {**os.environ, MARK: mark} if mark is not None else dict(os.environ)
             process = held.enter_context(
                 subprocess.Popen(
@@ -43,7 +43,7 @@ def start() -> Iterator[Start]:
                     env=env,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    start_new_session=own_session,
+                    start_new_session=True,
                 )
             )
             held.callback(process.kill)
@@ -86,13 +86,22 @@ def test_the_same_program_started_by_somebody_else_is_left_alone(
 
 
 def test_a_child_that_somebody_started_by_hand_with_our_environment_is_left_alone(
-    mark: str, start: Start
+    mark: str, start: Start, tmp_path: Path
 ) -> None:
-    pid = start(mark=mark, own_session=False)
+    by_hand = (
+        "import os, subprocess, sys;"
+        f"env = {{**os.environ, {MARK!r}: {mark!r}}};"
+        "child = subprocess.Popen(['cat'], env=env);"  # ends with the leader's own input
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid)); print(flush=True);"
+        "child.wait()"
+    )
+    leader = start(mark=None, code=by_hand)
+    pid = int((tmp_path / "pid").read_text())
 
     assert remove_leftovers(mark, within_s=5.0) == ()
 
     assert not is_gone(pid)
+    assert not is_gone(leader)
 
 
 def test_a_copy_of_a_state_folder_has_a_mark_of_its_own(tmp_path: Path) -> None:
