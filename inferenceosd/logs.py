@@ -1,9 +1,11 @@
 """Where log lines go and what they look like: stderr, one event a line, time in UTC.
 
-JSON where a machine reads (the journal, a file), columns on a terminal. structlog's events and the
-standard library's records, uvicorn's among them, end in the same pipeline.
+JSON where a machine reads (the journal, a file), columns on a terminal. structlog's events go there
+straight, since each request writes one; the standard library's records, uvicorn's among them, take
+the same processors.
 """
 
+import json
 import logging
 import logging.config
 import sys
@@ -11,7 +13,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+import msgspec
 import structlog
+from structlog.typing import EventDict, Processor
 
 LEVELS: Mapping[str, int] = {
     "debug": logging.DEBUG,
@@ -53,15 +57,30 @@ def configure_logging(format: str, level: str, *, stream: TextIO | None = None) 
         logger.propagate = True
         logger.setLevel(max(least, LEVELS[level]))
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
+        processors=[*shared, *_last_processors(console=console, colors=stream.isatty())],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=structlog.stdlib.LoggerFactory(),
+        logger_factory=_Lines(stream),
         cache_logger_on_first_use=False,  # a reload may change level and format
     )
+
+
+class _Lines:
+    """structlog's last logger, and its own factory: writes each line; a lost one is no error."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.debug = self.info = self.warning = self.error = self.critical = self.msg
+
+    def __call__(self, *_: Any) -> "_Lines":
+        return self
+
+    def msg(self, line: str) -> None:
+        """Write a line. A full disk or a reader that left must not fail what is logged about."""
+        try:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            pass
 
 
 @contextmanager
@@ -75,7 +94,7 @@ def quiet_logging() -> Iterator[None]:
         structlog.configure(**before)
 
 
-def _shared_processors() -> list[structlog.typing.Processor]:
+def _shared_processors() -> list[Processor]:
     return [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -84,12 +103,15 @@ def _shared_processors() -> list[structlog.typing.Processor]:
     ]
 
 
-def _last_processors(*, console: bool, colors: bool) -> list[structlog.typing.Processor]:
+def _last_processors(*, console: bool, colors: bool) -> list[Processor]:
     if console:
         return [structlog.dev.ConsoleRenderer(colors=colors)]
-    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=_text)]
+    return [structlog.processors.format_exc_info, _as_json]
 
 
-def _text(value: Any) -> str:
-    """Whatever JSON does not know, as text: a log line must not fail for its fields."""
-    return str(value)
+def _as_json(_: Any, __: str, event: EventDict) -> str:
+    """One JSON object; whatever JSON does not know as text: a line must not fail for its fields."""
+    try:
+        return msgspec.json.encode(event, enc_hook=str).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError):  # a key or text that is no text
+        return json.dumps(event, default=str, skipkeys=True)

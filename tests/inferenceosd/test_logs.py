@@ -2,7 +2,10 @@
 
 import json
 import logging
+import os
+from contextlib import suppress
 from io import StringIO
+from pathlib import Path
 
 import pytest
 import structlog
@@ -92,10 +95,22 @@ def test_a_field_that_json_does_not_know_is_written_as_text() -> None:
     stream = StringIO()
     configure_logging("json", "info", stream=stream)
 
-    structlog.get_logger("x").info("probe.done", devices={1})
+    structlog.get_logger("x").info("probe.done", path=Path("/x"), name="\udc80")
 
     (line,) = written(stream)
-    assert line["devices"] == "{1}"
+    assert (line["path"], line["name"]) == ("/x", "\udc80")
+
+
+def test_a_reader_of_the_log_that_left_fails_nobody() -> None:
+    reading, writing = os.pipe()
+    stream = os.fdopen(writing, "w")
+    configure_logging("json", "info", stream=stream)
+    os.close(reading)
+
+    structlog.get_logger("x").info("probe.done")
+
+    with suppress(BrokenPipeError):  # what it still holds
+        stream.close()
 
 
 @pytest.mark.parametrize(
