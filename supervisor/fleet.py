@@ -193,7 +193,8 @@ class Fleet:
         """What an exchange under `lease` did."""
         if instance := self._instances.get(lease.instance_id):
             instance.served(usage)
-            self._learn(instance.observe(), usage)
+            if self._book.running(instance.instance_id) == 1:
+                self._learn(instance.observe(), usage)
 
     async def load(
         self, model_id: ModelId, *, keep_alive_s: float | None = None, context: int | None = None
@@ -283,7 +284,7 @@ class Fleet:
     def _learn(self, seen: Observed, usage: Usage) -> None:
         """Take an exchange that had its child to itself into the rates of the devices."""
         served = self._catalogue.models.get(seen.model_id)
-        if self._profile is None or served is None or seen.running != 1:
+        if self._profile is None or served is None:
             return
         exchange = Exchange(
             usage.prompt_tokens, usage.prompt_s, usage.decode_tokens, usage.decode_s

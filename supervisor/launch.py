@@ -50,6 +50,8 @@ class Launch:
         self._started_at, self._started_s = time(), monotonic()
         self._load_s: float | None = None
         self._anonymous_bytes: int | None = None
+        self._measured: tuple[DeviceBytes, ...] | None = None
+        """As far as it is known; None where something came since."""
         self._progressed_s = monotonic()
         self._reads = 0
         self._told_ready = asyncio.Event()
@@ -66,8 +68,12 @@ class Launch:
 
     def measured(self) -> tuple[DeviceBytes, ...]:
         """What the child reported while it loaded, and its process took; () where it did not."""
-        told = measured(self._buffers, self.plan) if self._buffers else ()
-        return with_process(told, self._anonymous_bytes, weights=unmapped_bytes(self._buffers))
+        if self._measured is None:  # asked for by every look at the fleet
+            told = measured(self._buffers, self.plan) if self._buffers else ()
+            self._measured = with_process(
+                told, self._anonymous_bytes, weights=unmapped_bytes(self._buffers)
+            )
+        return self._measured
 
     def sample(self, outcome: str, *, cause: str | None = None) -> LaunchSample:
         """What became of it, for the history."""
@@ -133,6 +139,7 @@ class Launch:
                     self.is_loaded = True
                     self._load_s = monotonic() - self._started_s
                     self._anonymous_bytes = anonymous_bytes(self.pid) if self.pid else None
+                    self._measured = None
                     return
                 with suppress(TimeoutError):
                     async with asyncio.timeout(HEALTH_EVERY_S):
@@ -168,3 +175,4 @@ class Launch:
             return
         if buffer := parse_buffer_line(line):
             self._buffers.append(buffer)
+            self._measured = None

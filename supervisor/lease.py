@@ -179,14 +179,18 @@ class _Desk:
     def __post_init__(self) -> None:
         self.idle.set()
 
-    def admits(self, waiter: Waiter) -> bool:
-        """Whether its context is what the waiter may have."""
+    def admits(self, context: int, is_exact: bool) -> bool:
+        """Whether its context is what a caller may have who asks for `context`."""
         offered = (self.opening.context, self.opening.serves)
-        if not waiter.context or waiter.context in offered:
+        if not context or context in offered:
             return True
-        return not waiter.is_exact and waiter.context <= max(offered)
+        return not is_exact and context <= max(offered)
 
-    def take(self, waiter: Waiter, *, now_s: float) -> Lease:
+    def serves(self, waiter: Waiter) -> bool:
+        """The same of a waiter."""
+        return self.admits(waiter.context, waiter.is_exact)
+
+    def take(self, *, now_s: float, waited_s: float) -> Lease:
         """A lease on the lowest free slot."""
         opening, slot = self.opening, heappop(self.free)
         lease = self.held[slot] = Lease(
@@ -196,7 +200,7 @@ class _Desk:
             socket_path=opening.socket_path,
             context=opening.context,
             embedding=opening.embedding,
-            load_s=now_s - waiter.asked_at_s,
+            load_s=waited_s,
             granted_at_s=now_s,
         )
         self.idle_since_s = None
@@ -252,6 +256,17 @@ class LeaseBook:
             self._withdraw(waiter)
             raise LineFull(model_id=model_id, waiting=self.max_waiting, retry_after_s=RETRY_AFTER_S)
         return waiter
+
+    def take(
+        self, model_id: ModelId, *, now_s: float, context: int = 0, is_exact: bool = False
+    ) -> Lease | None:
+        """A free slot at once, as nearly always; None where there is none. Raises Stopping."""
+        if self._stopping:
+            raise Stopping
+        desk = self._serving.get(model_id)
+        if desk is None or not desk.free or model_id in self._lines:
+            return None
+        return desk.take(now_s=now_s, waited_s=0.0) if desk.admits(context, is_exact) else None
 
     def leave(self, waiter: Waiter, *, now_s: float) -> None:
         """Take a waiter out, wherever it stands; a lease granted meanwhile is given back."""
@@ -336,6 +351,11 @@ class LeaseBook:
         """Callers in the model's line."""
         return len(self._lines.get(model_id, ()))
 
+    @property
+    def has_waiters(self) -> bool:
+        """True while anybody waits for any model."""
+        return bool(self._lines)
+
     def demand(self, *, now_s: float) -> Mapping[ModelId, Demand]:
         """Who wants what, by model."""
         return {
@@ -350,7 +370,7 @@ class LeaseBook:
     def _lacking_context(self, model_id: ModelId, line: _Line) -> int:
         """What to load for those whom no open desk admits; the one who waits longest decides."""
         desk = self._serving.get(model_id)
-        lacking = [w for w in line if w.context and not (desk and desk.admits(w))]
+        lacking = [w for w in line if w.context and not (desk and desk.serves(w))]
         first = min(lacking, key=lambda waiter: waiter.asked_at_s, default=None)
         if first is None or first.is_exact:
             return first.context if first else 0
@@ -358,9 +378,11 @@ class LeaseBook:
 
     def _grant(self, model_id: ModelId, *, now_s: float) -> None:
         desk, line = self._serving.get(model_id), self._lines.get(model_id)
-        while desk and line and desk.free and (waiter := line.next(desk.admits)):
+        while desk and line and desk.free and (waiter := line.next(desk.serves)):
             if not waiter.granted.done():
-                waiter.granted.set_result(desk.take(waiter, now_s=now_s))
+                waiter.granted.set_result(
+                    desk.take(now_s=now_s, waited_s=now_s - waiter.asked_at_s)
+                )
         if line is not None and not line:
             del self._lines[model_id]
 

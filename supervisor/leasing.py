@@ -4,9 +4,11 @@ Owns no instance: it puts callers in line and has the fleet's loop look.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from time import monotonic
+from types import TracebackType
 
 from planners.model import ModelId, ServedModel
 from planners.plan import InstanceId
@@ -17,6 +19,39 @@ from supervisor.desired import Desired
 from supervisor.instance import Instance
 from supervisor.lease import Lease, LeaseBook, ModelUnavailable, WaitTimedOut
 from supervisor.wishes import Wishes
+
+SOON_S = 1.0  # a model that is to go within that is not left to the loop's cadence
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What a caller asks for."""
+
+    model_id: ModelId
+    caller: str
+    keep_alive_s: float | None
+    context: int | None
+
+
+class _Leased:
+    """The block of a lease; by hand, since every request passes here."""
+
+    __slots__ = ("_lease", "_leasing", "_wish")
+
+    def __init__(self, leasing: "Leasing", wish: _Wish) -> None:
+        self._leasing, self._wish = leasing, wish
+
+    async def __aenter__(self) -> Lease:
+        self._lease = await self._leasing.taken(self._wish)
+        return self._lease
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._leasing.give_back(self._lease)
 
 
 class Leasing:
@@ -49,42 +84,43 @@ class Leasing:
         host = self.processes().host(model_id)
         return [i for i in self._instances.values() if i.model_id == host]
 
-    @asynccontextmanager
-    async def lease(
+    def lease(
         self, model_id: ModelId, *, caller: str, keep_alive_s: float | None, context: int | None
-    ) -> AsyncIterator[Lease]:
+    ) -> AbstractAsyncContextManager[Lease]:
         """A slot of a ready child for as long as the block lasts. Raises LeaseError."""
-        host = self.processes().host(model_id)
+        return _Leased(self, _Wish(model_id, caller, keep_alive_s, context))
+
+    async def taken(self, wish: "_Wish") -> Lease:
+        """The lease that is wished for. Raises LeaseError."""
+        host = self.processes().host(wish.model_id)
         while True:
             try:
-                lease = await self._granted(
-                    host, caller=caller, keep_alive_s=keep_alive_s, context=context
-                )
-                break
+                return await self._granted(host, wish)
             except ModelUnavailable:
-                before, host = host, self.processes().host(model_id)
+                before, host = host, self.processes().host(wish.model_id)
                 if host == before:
                     raise
                 # A reload had it share another one's process meanwhile: wait in that one's line.
-        try:
-            yield lease
-        finally:
-            self._book.give_back(lease, now_s=monotonic())
-            self._look()
 
-    async def _granted(
-        self, model_id: ModelId, *, caller: str, keep_alive_s: float | None, context: int | None
-    ) -> Lease:
+    def give_back(self, lease: Lease) -> None:
+        """Frees the slot for whoever is next."""
+        self._book.give_back(lease, now_s=monotonic())
+        if self._book.has_waiters or self._ends_soon(lease):
+            self._look()  # else the loop's own cadence is soon enough
+
+    async def _granted(self, model_id: ModelId, wish: "_Wish") -> Lease:
         settings = self._desired().settings
+        if wish.keep_alive_s is not None:
+            self._remember_keep_alive(model_id, wish.keep_alive_s)
+        context = self._wanted_context(model_id, wish.context)
+        is_exact = settings.context_policy is ContextPolicy.CLIENT
+        now_s = monotonic()
+        at_once = self._book.take(model_id, now_s=now_s, context=context, is_exact=is_exact)
+        if at_once is not None:
+            return at_once
         waiter = self._book.ask(
-            model_id,
-            caller=caller,
-            now_s=monotonic(),
-            context=self._wanted_context(model_id, context),
-            is_exact=settings.context_policy is ContextPolicy.CLIENT,
+            model_id, caller=wish.caller, now_s=now_s, context=context, is_exact=is_exact
         )
-        if keep_alive_s is not None:
-            self._remember_keep_alive(model_id, keep_alive_s)
         self._look()
         granted = False
         try:
@@ -97,6 +133,10 @@ class Leasing:
             if not granted:
                 self._book.leave(waiter, now_s=monotonic())
         return lease
+
+    def _ends_soon(self, lease: Lease) -> bool:
+        instance = self._instances.get(lease.instance_id)
+        return instance is not None and instance.keep_alive_s < SOON_S
 
     def _wanted_context(self, model_id: ModelId, asked: int | None) -> int:
         served = self.processes().models.get(model_id)

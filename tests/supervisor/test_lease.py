@@ -46,6 +46,34 @@ async def test_a_free_slot_is_granted_at_once(book: LeaseBook) -> None:
     assert book.running(I1) == 1
 
 
+async def test_a_slot_is_taken_without_a_wait_only_where_nobody_waits_for_it(
+    book: LeaseBook,
+) -> None:
+    assert book.take(M, now_s=0.0) is None
+    book.open(opening(n_slots=2), now_s=0.0)
+
+    lease = book.take(M, now_s=1.0)
+    assert lease is not None
+    assert (lease.slot, lease.load_s, book.has_waiters) == (0, 0.0, False)
+    assert book.take(M, now_s=1.0, context=8192) is None
+
+    larger = book.ask(M, caller="a", now_s=1.0, context=8192)
+    assert book.has_waiters
+    assert book.take(M, now_s=1.0) is None  # its turn comes after theirs
+
+    book.leave(larger, now_s=2.0)
+    assert not book.has_waiters
+    assert book.take(M, now_s=2.0) is not None
+
+
+async def test_a_stopping_daemon_gives_no_slot_away(book: LeaseBook) -> None:
+    book.open(opening(), now_s=0.0)
+    book.stop()
+
+    with pytest.raises(Stopping):
+        book.take(M, now_s=1.0)
+
+
 async def test_the_line_moves_when_the_instance_opens(book: LeaseBook) -> None:
     first, second = ask(book, now_s=1.0), ask(book, now_s=2.0)
 
