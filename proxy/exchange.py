@@ -4,10 +4,10 @@ It knows framing, not meaning: dialects say what to write.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from enum import Enum
 from time import monotonic
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from proxy import errors
 from proxy.bodies import read_body
 from proxy.errors import Answer, CallerLeft, Dialect
+from proxy.protocol import LEAVING, Leaving
 from supervisor.lease import Lease, Usage
 
 Scope = MutableMapping[str, Any]
@@ -31,6 +32,46 @@ class Framing(Enum):
 
     SSE = b"text/event-stream"
     NDJSON = b"application/x-ndjson"
+
+
+class Attended:
+    """The block of Exchange.attended: cancelled from outside, as asyncio.timeout does it."""
+
+    __slots__ = ("_exchange", "_has_left", "_n_cancelling", "_task")
+
+    def __init__(self, exchange: "Exchange") -> None:
+        self._exchange = exchange
+        self._has_left = False
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._n_cancelling = task, task.cancelling()
+        self._leaving.listen(self._cut)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._leaving.listen(None)
+        if not self._has_left:
+            return
+        is_ours_alone = self._task.uncancel() <= self._n_cancelling
+        if is_ours_alone or not isinstance(exc, asyncio.CancelledError):
+            # Whatever else failed in the same moment is of no interest any more.
+            raise CallerLeft from None
+
+    @property
+    def _leaving(self) -> Leaving:
+        leaving: Leaving = self._exchange.scope[LEAVING]
+        return leaving
+
+    def _cut(self) -> None:
+        if not (self._exchange.finished or self._has_left):
+            self._has_left = True
+            self._task.cancel()
 
 
 class Exchange:
@@ -79,24 +120,9 @@ class Exchange:
         """The whole request body. Raises BodyTooLarge, CallerLeft."""
         return await read_body(self._receive, self.headers, limit_bytes=limit_bytes)
 
-    @asynccontextmanager
-    async def attended(self) -> AsyncIterator[None]:
+    def attended(self) -> "Attended":
         """A block cut short with CallerLeft when the caller closes; the body was read before."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                watcher = tasks.create_task(self._leaving())
-                yield
-                watcher.cancel()
-        except BaseExceptionGroup as group:
-            # When the caller leaves, what else fails in the same moment is of no interest any more.
-            left = group.subgroup(CallerLeft)
-            raise (left or group).exceptions[0] from None
-
-    async def _leaving(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass  # what a caller sends after its body is nothing to us
-        if not self.finished:
-            raise CallerLeft
+        return Attended(self)
 
     async def reply(
         self, status: int, body: bytes, *, content_type: bytes = JSON, headers: Headers = ()

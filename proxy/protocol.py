@@ -6,10 +6,10 @@ Knows nothing of routes and dialects: who sends no request is answered in plain 
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 from uvicorn._types import (
     ASGI3Application,
@@ -27,6 +27,9 @@ LINGER_S = 1.0  # closed with bytes unread, a connection is reset, and its last 
 
 _TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 _OLD_VERSIONS = ("0.9", "1.0")
+_INTERIM = b"HTTP/1.1 100"
+LEAVING = "inferenceosd.leaving"
+"""The key of a request's Leaving in its scope."""
 
 
 class HeadTooLarge(Exception):
@@ -122,6 +125,9 @@ class DoorProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answering = cycle
+        cycle.scope[LEAVING] = Leaving()  # type: ignore[literal-required]
+        if cycle.scope["method"] != "HEAD":  # whose head nothing follows
+            cycle.transport = cast(asyncio.Transport, _JoinedHead(cycle.transport))
         is_old = cycle.scope["http_version"] in _OLD_VERSIONS
         super()._start_asgi_task(cycle, _until_close(cycle, app) if is_old else app)
 
@@ -183,6 +189,65 @@ class DoorProtocol(HttpToolsProtocol):
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
             self._answering.message_event.set()
+            self._answering.scope[LEAVING].tell()  # type: ignore[literal-required]
+
+
+class Leaving:
+    """Whether the caller of a request has left, and whom to tell: no task has to wait for it."""
+
+    __slots__ = ("_has_left", "_on_left")
+
+    def __init__(self) -> None:
+        self._has_left = False
+        self._on_left: Callable[[], None] | None = None
+
+    def listen(self, on_left: Callable[[], None] | None) -> None:
+        """Have `on_left` called once the caller leaves, at once where it has; None: nobody."""
+        self._on_left = on_left
+        if on_left is not None and self._has_left:
+            on_left()
+
+    def tell(self) -> None:
+        """The caller has left."""
+        self._has_left = True
+        if self._on_left is not None:
+            self._on_left()
+
+
+class _JoinedHead:
+    """A transport for one reply that sends its head with the first of its body: one segment less.
+
+    Whoever sends a head sends a body next, without waiting for anything else in between.
+    """
+
+    __slots__ = ("_held", "_is_done", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._held = b""
+        self._is_done = False
+
+    def write(self, data: bytes) -> None:
+        """Hold a head, send anything else."""
+        if self._is_done:
+            self._transport.write(data)
+        elif self._held:
+            self._is_done = True
+            self._transport.write(self._held + data)
+        elif data.startswith(_INTERIM):
+            self._transport.write(data)
+        else:
+            self._held = data
+
+    def close(self) -> None:
+        """Send what is held, then close."""
+        if self._held and not self._is_done:
+            self.write(b"")
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """As the transport says."""
+        return self._transport.is_closing()
 
 
 def _until_close(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:

@@ -166,6 +166,31 @@ async def until_free(fleet: FleetOfOne) -> None:
             await asyncio.sleep(0.01)  # cadence
 
 
+async def test_a_head_that_nothing_follows_is_sent_all_the_same(idle: FleetOfOne) -> None:
+    async with calling(idle) as caller:
+        await caller.send(b"HEAD /api/version HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        head = await caller.reader.readuntil(b"\r\n\r\n")
+        await caller.send(GET + b"Connection: close\r\n\r\n")
+        told = await caller.rest()
+
+    assert head.startswith(b"HTTP/1.1 200")
+    assert told.startswith(b"HTTP/1.1 200")
+
+
+async def test_a_caller_who_waits_to_be_told_to_go_on_is_told(idle: FleetOfOne) -> None:
+    async with calling(idle) as caller:
+        await caller.send(
+            b"POST /api/show HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            b"Content-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+        )
+        interim = await caller.reader.readuntil(b"\r\n\r\n")
+        await caller.send(b"{}")
+        told = await caller.rest()
+
+    assert interim == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert told.startswith(b"HTTP/1.1 400")
+
+
 async def test_a_stream_to_an_http_1_0_caller_ends_with_the_connection(tmp_path: Path) -> None:
     async with fleet_of_one(tmp_path) as fleet, calling(fleet) as caller:
         await caller.send(post(b"/api/chat", CHAT, version=b"1.0"))
