@@ -57,7 +57,7 @@ SCAN_S = 2.0  # cadence of looking for new and changed model files: a sweep of s
 EDIT_S = 0.25  # between two edits of one spree
 EDITS_S = 2.0  # as long as a spree is waited for
 REMOVED_S = 5.0  # for leftovers to be gone: what is stuck in the kernel is not waited for
-CONNECTIONS_PER_CHILD = 64  # llama-server spends a thread on each; slots are far fewer
+CONNECTIONS_PER_CHILD = 256 + 8  # a slot each (LLAMA_MAX_SEQ), and questions that take none
 MOST_DESCRIPTORS = 1 << 16  # the service unit's LimitNOFILE
 RUN_PREFIX = "c-"  # of the folder with our children's sockets; short, socket paths are 107 bytes
 
