@@ -3,6 +3,8 @@
 # make test   the tests, as CI runs them
 # make check  format, lint, types, layers
 # make bench  the daemon against the bare llama-server
+# make bench-relay    CPU of the data path against nginx (apt install nginx-light), crowds, lost races;
+#                     then against llama-server's own router, and how soon who leaves frees a slot
 # make bench-planner  predicted bytes against measured launches, and how long planning takes;
 #                     ROWS=FILE for another table
 # make soak   ten minutes of callers and disturbances, and an account; SECONDS= and SEED= for others
@@ -16,7 +18,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALL := $(PIP) install --no-deps --require-hashes
 
-.PHONY: demo run test check bench bench-planner bench-speed soak clean
+.PHONY: demo run test check bench bench-relay bench-planner bench-speed soak clean
 
 demo: $(VENV)/.quickstart
 	@$(BIN)/python -m scripts.demo
@@ -35,6 +37,11 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.dev $(VENV)/.quickstart
 	$(BIN)/python -m bench
+
+bench-relay: $(VENV)/.dev $(VENV)/.quickstart
+	$(BIN)/python -m bench.relay
+	$(BIN)/python -m bench.relay.router
+	$(BIN)/python -m bench.relay.leaving
 
 bench-planner: $(VENV)/.dev $(VENV)/.quickstart
 	$(BIN)/python -m bench.planner
