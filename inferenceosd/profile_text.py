@@ -31,7 +31,8 @@ def _host(host: Host) -> str:
     )
     return "\n".join(
         (
-            f"host: {host.cpu_name}, {host.n_physical_cores} cores ({host.n_cores} threads)",
+            f"host: {host.cpu_name}, {host.n_physical_cores} cores ({host.n_cores} threads),"
+            f" waking another core takes {_micros(host.wake_s)}",
             f"memory: {format_size(host.available_bytes)} of {format_size(host.total_bytes)}"
             f" available, control group's limit {limit}, pressure {pressure},"
             f" bandwidth {_rate(host.bandwidth_bytes_per_s)}",
@@ -70,6 +71,10 @@ def _storage(folders: tuple[Storage, ...]) -> str:
 
 def _size(size_bytes: int | None) -> str:
     return UNKNOWN if size_bytes is None else format_size(size_bytes)
+
+
+def _micros(seconds: float | None) -> str:
+    return UNKNOWN if seconds is None else f"{seconds * 1e6:.3g} µs"
 
 
 def _rate(bytes_per_s: float | None) -> str:

@@ -110,6 +110,8 @@ class Host:
     """By number; () where the system does not tell."""
     bandwidth_bytes_per_s: float | None = None
     """Of its memory, by its maker's data sheet."""
+    wake_s: float | None = None
+    """From one thread waking another to that one running on another CPU, measured."""
 
 
 @dataclass(frozen=True, slots=True)

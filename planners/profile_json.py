@@ -112,6 +112,7 @@ def _host(fields: "_Fields") -> Host:
         psi_some_avg10=fields.maybe_rate("psi_some_avg10", least=0),
         numa_nodes=tuple(_node(each) for each in fields.objects("numa_nodes")),
         bandwidth_bytes_per_s=fields.maybe_rate("bandwidth_bytes_per_s"),
+        wake_s=fields.maybe_rate("wake_s", least=1e-9, most=1.0),
     )
     fields.end()
     return host
@@ -222,15 +223,15 @@ class _Fields:
             return None
         return self.whole(name)
 
-    def maybe_rate(self, name: str, *, least: int = 1) -> float | None:
-        """A number from `least` on, or None where it is null or missing."""
+    def maybe_rate(self, name: str, *, least: float = 1, most: float = _MOST_RATE) -> float | None:
+        """A number within bounds, or None where it is null or missing."""
         found = self.take(name, None)
         if found is None:
             return None
         if isinstance(found, bool) or not isinstance(found, int | float):
             raise BadProfile(self.at(name), "must be a number")
-        if not least <= found <= _MOST_RATE:  # NaN and integers of any length compare too
-            raise BadProfile(self.at(name), f"must be from {least} to {_MOST_RATE:g}")
+        if not least <= found <= most:  # NaN and integers of any length compare too
+            raise BadProfile(self.at(name), f"must be from {least:g} to {most:g}")
         return float(found)
 
     def flag(self, name: str, *, default: bool) -> bool:

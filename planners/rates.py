@@ -29,9 +29,14 @@ SOFTWARE_SHARE = 0.25  # llvmpipe decoded at a fourth of what its own processor 
 BYTES_PER_S_PER_THREAD = 12e9
 HOST_BYTES_PER_S = 40e9  # two channels of DDR5: more threads read no faster
 FLOPS_PER_THREAD = 32e9
-# Barriers of several threads, two dozen in a layer: 5 to 8 ms a step over 30 layers, measured.
-BARRIERS_S = 200e-6
-
+# All threads meet after each of a layer's 19 nodes, and once more in each of its 7 products, when
+# the activations are converted; two nodes are fused with their neighbours (ggml-cpu.c).
+BARRIERS = 24
+# One at which all threads still spin when the last one comes: 45 to 55 microseconds a layer, of
+# two threads, measured.
+SPIN_S = 2e-6
+# A layer's, on a machine that was not asked: 5 to 8 ms a step over 30 layers, measured on one.
+USUAL_BARRIERS_S = 200e-6
 
 KERNELS_S = 30e-6  # a layer's launches: a dozen of some microseconds each [choice]
 # A ubatch launches its kernels one by one, where a decode replays a recorded graph, and fills no
@@ -86,13 +91,30 @@ def _host_rate(host: Host, *, n_threads: int) -> Rate:
     most = HOST_BYTES_PER_S
     if host.bandwidth_bytes_per_s is not None:
         most = host.bandwidth_bytes_per_s * DECODE_SHARE
-    barriers_s = BARRIERS_S if n_threads > 1 else 0.0
+    barriers_s = _barriers_s(host, n_threads=n_threads)
     return Rate(
         bytes_per_s=min(n_threads * BYTES_PER_S_PER_THREAD, most),
         flops=n_threads * FLOPS_PER_THREAD,
         layer_s=barriers_s,
         ubatch_layer_s=barriers_s,
     )
+
+
+def _barriers_s(host: Host, *, n_threads: int) -> float:
+    """What a layer's barriers cost that many threads.
+
+    The engine's threads are libgomp's. It spins at a barrier for milliseconds, but once it manages
+    more threads than there are CPUs only a hundred times, and then sleeps until it is woken. It
+    counts one more than compute: llama-server decodes in a thread that is not its first (read out
+    of a running one: 3 of 2 CPUs with `-t 2`). A quota, which libgomp does not know, counts as CPUs
+    here: threads that spin use it up.
+    """
+    if n_threads == 1:
+        return 0.0
+    if host.wake_s is None:
+        return USUAL_BARRIERS_S
+    is_throttled = n_threads + 1 > host.n_cores
+    return BARRIERS * (host.wake_s if is_throttled else SPIN_S)
 
 
 def _rate(device: Device, host: Rate) -> Rate:

@@ -45,6 +45,7 @@ from supervisor.devices.rules import (
 from supervisor.devices.sighting import DeviceSource, Reading, Sighting
 from supervisor.devices.storage import StorageSource
 from supervisor.devices.visibility import hiding
+from supervisor.devices.wake import WakeSource
 from supervisor.errors import SupervisorError
 from supervisor.patience import NoAnswer, PatientReader
 from supervisor.trial import list_devices
@@ -90,6 +91,7 @@ class HardwareProbe:
         looks = sources or (NvidiaSource(root), AmdSource(root), AppleSource())
         self._host = PatientReader("host", HostSource(root).read, limit_s=read_s)
         self._readers = [PatientReader(s.name, s.read, limit_s=read_s) for s in looks]
+        self._wake = PatientReader("wake-ups", WakeSource(root).read, limit_s=read_s)
         self._storage = PatientReader("storage", StorageSource(folders).read, limit_s=STORAGE_S)
         self._list_age_s = list_age_s
         self._rpc = RpcServers()
@@ -192,9 +194,13 @@ class HardwareProbe:
 
     async def _read_host(self) -> Host:
         try:
-            return await self._host.read()
+            host = await self._host.read()
         except (OSError, NoAnswer) as exc:
             raise HostUnread(str(exc)) from exc
+        try:
+            return replace(host, wake_s=await self._wake.read())
+        except NoAnswer:  # unknown for now
+            return host
 
     async def _refresh_listings(self, vendors: Sequence[Sighting], *, now_s: float) -> None:
         """Ask those engines anew that alone know how much is free on a device we may use."""

@@ -14,7 +14,7 @@ PROFILES = Path(__file__).parents[1] / "fixtures" / "hardware" / "profiles"
 STRIX_HALO_TEXT = """\
 synthetic: Ryzen AI Max+ 395 with 128 GB, 512 MiB carved out, GTT at the kernel's default of half the memory (amdgpu and ttm documents); 256 GB/s by its data sheet
 
-host: AMD RYZEN AI MAX+ 395 w/ Radeon 8060S, 16 cores (32 threads)
+host: AMD RYZEN AI MAX+ 395 w/ Radeon 8060S, 16 cores (32 threads), waking another core takes ?
 memory: 118.0 GiB of 124.9 GiB available, control group's limit none, pressure 0 %, bandwidth 256 GB/s
 memory nodes: node 0: 124.9 GiB, 32 CPUs
 

@@ -68,6 +68,7 @@ hosts = st.builds(
         st.builds(NumaNode, st.integers(0, 64), sizes, st.integers(0, 512)), max_size=3
     ).map(tuple),
     bandwidth_bytes_per_s=rates,
+    wake_s=st.none() | st.floats(1e-9, 1.0),
 )
 notes = st.builds(Note, st.sampled_from(NoteKind), texts, st.none() | texts.map(DeviceId))
 profiles = st.builds(
@@ -149,6 +150,9 @@ def changed(change: Callable[[Any], object]) -> str:
         (lambda p: p["devices"][0].update(compute_flops=0), "compute_flops must be from 1 to"),
         (lambda p: p["host"].update(bandwidth_bytes_per_s=5e-324), "must be from 1 to"),
         (lambda p: p["host"].update(bandwidth_bytes_per_s=10**400), "must be from 1 to"),
+        (lambda p: p["host"].update(wake_s=0), "host.wake_s must be from 1e-09 to 1"),
+        (lambda p: p["host"].update(wake_s=float("inf")), "host.wake_s must be from 1e-09 to 1"),
+        (lambda p: p["host"].update(wake_s="soon"), "host.wake_s must be a number"),
     ],
 )
 def test_what_is_wrong_is_named(change: Callable[[Any], object], sentence: str) -> None:

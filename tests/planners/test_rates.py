@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from planners.hardware import HOST, DeviceId, DeviceKind
 from planners.lessons import NOTHING_LEARNED, Learned
-from planners.rates import DECODE_SHARE, KERNELS_S, rates
+from planners.rates import BARRIERS, DECODE_SHARE, KERNELS_S, SPIN_S, rates
 from tests.fakes.machines import INTEGRATED, LLVMPIPE, machine, nvidia
 
 
@@ -54,3 +54,15 @@ def test_another_machine_is_a_longer_way() -> None:
     assert known[near.device_id].hop_s < known[far.device_id].hop_s
     assert known[near.device_id].flops == known[HOST].flops  # the very processor
     assert known[far.device_id].link_bytes_per_s < 1e9
+
+
+def test_threads_on_all_cpus_sleep_at_barriers_and_on_fewer_they_spin() -> None:
+    profile = machine()
+    slow = replace(profile, host=replace(profile.host, n_cores=4, wake_s=30e-6))
+
+    layer_s = {n: rates(slow, n_threads=n)[HOST].layer_s for n in (1, 2, 3, 4)}
+
+    assert layer_s == {
+        1: 0.0, 2: BARRIERS * SPIN_S, 3: BARRIERS * SPIN_S, 4: BARRIERS * 30e-6,
+    }  # fmt: skip
+    assert rates(slow, n_threads=4)[HOST].ubatch_layer_s == layer_s[4]

@@ -249,9 +249,12 @@ async def test_two_askers_at_once_both_get_a_profile() -> None:
 
 
 async def test_this_machine_is_profiled_without_raising() -> None:
-    profile = await HardwareProbe((), rules()).profile()
+    here = HardwareProbe((), rules())
+
+    profile = await here.profile()
 
     assert profile.host.available_bytes > 0
+    assert (await here.profile()).host.wake_s == profile.host.wake_s  # measured once
 
 
 @pytest.mark.llama

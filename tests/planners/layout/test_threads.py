@@ -33,5 +33,32 @@ def test_threads_stay_within_a_quota() -> None:
     assert n_threads(cores(64, n_cores=4), LLAMA_8B, n_parallel=1) == 3
 
 
+def two_cpus(*, wake_s: float | None) -> HardwareProfile:
+    """Two cores of one thread each: two threads take them all."""
+    profile = cores(2, n_cores=2)
+    return replace(profile, host=replace(profile.host, wake_s=wake_s))
+
+
 def test_a_second_core_joins_a_small_model_once_several_slots_are_busy() -> None:
-    assert [n_threads(cores(2), SMALL, n_parallel=n) for n in (1, 2, 4)] == [1, 2, 2]
+    machine_unknown = two_cpus(wake_s=None)
+
+    assert [n_threads(machine_unknown, SMALL, n_parallel=n) for n in (1, 2, 4)] == [1, 2, 2]
+
+
+def test_where_waking_the_other_core_takes_long_a_small_model_has_one_to_itself() -> None:
+    assert [n_threads(two_cpus(wake_s=30e-6), SMALL, n_parallel=n) for n in (1, 2)] == [1, 1]
+
+
+def test_where_waking_the_other_core_is_quick_it_joins_at_once() -> None:
+    assert n_threads(two_cpus(wake_s=2e-6), SMALL, n_parallel=1) == 2
+
+
+def test_a_large_model_has_both_cores_however_long_a_wake_up_takes() -> None:
+    assert n_threads(two_cpus(wake_s=30e-6), LLAMA_8B, n_parallel=1) == 2
+
+
+def test_threads_that_leave_a_cpu_free_need_no_waking() -> None:
+    siblings = cores(2, n_cores=4)
+    slow = replace(siblings, host=replace(siblings.host, wake_s=30e-6))
+
+    assert n_threads(slow, SMALL, n_parallel=1) == 2
