@@ -70,7 +70,10 @@ def launch_key(served: ServedModel, rules: PlacementRules) -> str:
 
 
 def reconcile(view: View, *, now_s: float) -> tuple[Action, ...]:
-    """The next actions; () once the world is as desired, or while work under way must end first."""
+    """The next actions; () once the world is as desired, or while work under way must end first.
+
+    Raises PlanBug.
+    """
     stops: tuple[Stop | Refuse, ...] = (*_stops(view, now_s=now_s), *_in_vain(view))
     if view.engines is None:
         return stops
@@ -81,10 +84,14 @@ def reconcile(view: View, *, now_s: float) -> tuple[Action, ...]:
 
 
 def _in_vain(view: View) -> Iterator[Refuse]:
-    """Refusals for callers of what went, or runs under another name, while they waited."""
-    for model_id in view.demand:
+    """Refusals for callers of what went, runs under another name by now, or cannot be planned."""
+    open_ = (InstanceState.LOADING, InstanceState.READY)
+    served = {seen.model_id for seen in view.instances if seen.state in open_}
+    for model_id, demand in view.demand.items():
         if model_id not in view.models:
             yield Refuse(model_id, GONE, retry_after_s=ASK_AGAIN_S)
+        elif model_id in view.unplannable and (demand.context or model_id not in served):
+            yield Refuse(model_id, view.unplannable[model_id], retry_after_s=None)
 
 
 def _after(view: View, actions: Iterable[Action]) -> View:
@@ -246,16 +253,20 @@ def _due(view: View, *, now_s: float) -> list[ServedModel]:
 
 
 def wanted(view: View, *, now_s: float) -> list[ServedModel]:
-    """Models that somebody waits for, the longest wait for a turn first, then pinned ones."""
+    """Models that somebody waits for, the longest wait for a turn first, then pinned ones.
+
+    Those whose planning failed are left out.
+    """
 
     def rank(served: ServedModel) -> tuple[float, str]:
         waits = served.model_id in view.demand
         waited_s = patience_s(view, served.model_id, now_s=now_s) if waits else -1.0
         return (-waited_s, served.model_id)
 
-    asked = (m for m in view.models.values() if m.settings.pin or m.model_id in view.demand)
+    models = [m for m in view.models.values() if m.model_id not in view.unplannable]
+    asked = (m for m in models if m.settings.pin or m.model_id in view.demand)
     in_backoff = {i.model_id for i in view.instances if i.state is InstanceState.BACKOFF}
-    kept = (m for m in view.models.values() if m.model_id in in_backoff)
+    kept = (m for m in models if m.model_id in in_backoff)
     return sorted({m.model_id: m for m in (*asked, *kept)}.values(), key=rank)
 
 

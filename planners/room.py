@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from planners.actions import Refuse, Stop, Yield
 from planners.durations import format_duration
+from planners.errors import blamed_on
 from planners.eviction import Candidate, victims
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.layout.budget import budgets, freed
@@ -47,21 +48,22 @@ def planned(
     could_free: Mapping[DeviceId, int],
     context: int,
 ) -> LaunchPlan | Shortfall:
-    """The launch of a model in `view`, with `context` tokens a request at least."""
+    """The launch of a model in `view`, with `context` tokens a request at least. Raises PlanBug."""
     if context and view.settings.context_policy is ContextPolicy.CLIENT:
         served = replace(served, settings=replace(served.settings, context=context))
-    return plan_launch(
-        served,
-        hardware=view.hardware,
-        engines=view.engines or (),
-        rules=view.rules,
-        promised=ours.promised,
-        held=ours.held,
-        could_free=could_free,
-        learned=view.learned,
-        dry_runs=view.dry_runs,
-        least_context=context,
-    )
+    with blamed_on(served.model_id):
+        return plan_launch(
+            served,
+            hardware=view.hardware,
+            engines=view.engines or (),
+            rules=view.rules,
+            promised=ours.promised,
+            held=ours.held,
+            could_free=could_free,
+            learned=view.learned,
+            dry_runs=view.dry_runs,
+            least_context=context,
+        )
 
 
 def room_beside(

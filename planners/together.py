@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from planners.backends import Engine
 from planners.dry_runs import NO_DRY_RUNS, DryRuns
+from planners.errors import blamed_on
 from planners.hardware import DeviceId, HardwareProfile
 from planners.layout.asked import CONTEXT_WORTH_LAYERS, CONTEXTS
 from planners.layout.measures import Measures
@@ -41,18 +42,20 @@ def plan_together(
     Each is planned on what those before it left: in the given order, and with each other one of
     the first few before the rest. The order that fits most models counts, then the least time for
     a token of each; of equals the given one. An automatic context gives way where that gets another
-    model in, or onto a device: more of the one is not worth a layer of the other.
+    model in, or onto a device: more of the one is not worth a layer of the other. Raises PlanError,
+    PlanBug.
     """
     measures = {m.model_id: Measures(m.info, m.draft) for m in models}
 
     def attempt(
         served: ServedModel, *, promised: Mapping[DeviceId, int], most_context: int | None = None
     ) -> _Attempt:
-        return attempt_launch(
-            served, hardware=hardware, engines=engines, rules=rules, promised=promised, held=held,
-            learned=learned, measures=measures[served.model_id], dry_runs=dry_runs,
-            most_context=most_context,
-        )  # fmt: skip
+        with blamed_on(served.model_id):
+            return attempt_launch(
+                served, hardware=hardware, engines=engines, rules=rules, promised=promised,
+                held=held, learned=learned, measures=measures[served.model_id], dry_runs=dry_runs,
+                most_context=most_context,
+            )  # fmt: skip
 
     found = _in_best_order(models, attempt, promised)
     if len(models) > 1 and _is_crowded(models, found, hardware):

@@ -109,3 +109,5 @@ class View:
     """Monotonic; when a model's last turn ended, of those that wait for another one."""
     settling: Mapping[DeviceId, int] = field(default_factory=dict)
     """Bytes of what was stopped just now that still come back: free figures lack them."""
+    unplannable: Mapping[ModelId, str] = field(default_factory=dict)
+    """Models whose planning failed by a bug of ours, and the sentence: not planned for now."""

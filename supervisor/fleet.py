@@ -81,7 +81,7 @@ class Fleet:
         self._launched = 0
         self._woken = asyncio.Event()
         self._stopping = asyncio.Event()
-        self._planner = Planner(changed=self.look)
+        self._planner = Planner(changed=self.look, journal=records.journal)
         self._preflights = Preflights(
             PreflightCache(ground.preflights),
             environ=ground.environ,

@@ -7,23 +7,31 @@ work of one plan, and only one client's plan is ever in line before a launch.
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 from typing import Self, TypeVar
 
+import structlog
+
 from planners.actions import Action
+from planners.errors import PlanBug
 from planners.hardware import HardwareProfile
 from planners.model import ModelId, ServedModel
 from planners.outlook import Outlook, Surroundings, outlook, outlooks
 from planners.present import still_true
-from planners.reconcile import awaits_launch, reconcile
+from planners.reconcile import awaits_launch, launch_key, reconcile
 from planners.view import View
 from supervisor.errors import SupervisorError
+from supervisor.journal import Journal
 from supervisor.lease import Stopping
 
 T = TypeVar("T")
 
 OUTLOOK_S = 10.0  # a client's plan takes a second at most; others may be asked for at once
+FAILED_S = 60.0  # a model whose planning failed is planned again by then: the machine has changed
+
+log = structlog.get_logger(__name__)
 
 
 class PlanTookTooLong(SupervisorError):
@@ -37,12 +45,31 @@ class PlanTookTooLong(SupervisorError):
         )
 
 
-class Planner:
-    """Decides and plans off the loop. Owned by the fleet, and over with it."""
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Planning one model failed: why, what was planned, and until when it counts."""
 
-    def __init__(self, *, changed: Callable[[], None], outlook_s: float = OUTLOOK_S) -> None:
+    reason: str
+    launch_key: str
+    until_s: float
+
+
+class Planner:
+    """Decides and plans off the loop. Owned by the fleet, and over with it.
+
+    A bug that shows in planning one model is that model's: it is told, and left out for a while.
+    """
+
+    def __init__(
+        self,
+        *,
+        changed: Callable[[], None],
+        journal: Journal | None = None,
+        outlook_s: float = OUTLOOK_S,
+    ) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="planner")
-        self._changed, self._outlook_s = changed, outlook_s
+        self._changed, self._journal, self._outlook_s = changed, journal, outlook_s
+        self._failures: dict[ModelId, _Failure] = {}
         self._one_at_a_time = asyncio.Lock()
         self._is_over = False
 
@@ -59,15 +86,44 @@ class Planner:
 
         What is dropped calls for another look. At once where nothing has to be planned.
         """
-        view, now_s = look(), monotonic()
+        view, now_s = self._plannable(look()), monotonic()
         if not awaits_launch(view, now_s=now_s):
             return reconcile(view, now_s=now_s)
         think = partial(reconcile, view, now_s=now_s)
-        actions = await asyncio.get_running_loop().run_in_executor(self._thread, think)
-        kept = still_true(actions, decided_on=view, view=look(), now_s=monotonic())
+        try:
+            actions = await asyncio.get_running_loop().run_in_executor(self._thread, think)
+        except PlanBug as bug:
+            self._failed(bug, view)
+            self._changed()
+            return ()  # the next look is without that model
+        now = self._plannable(look())
+        kept = still_true(actions, decided_on=view, view=now, now_s=monotonic())
         if len(kept) < len(actions):
             self._changed()
         return kept
+
+    def _plannable(self, view: View) -> View:
+        """`view`, told of the models whose planning failed and that did not change since."""
+        if not self._failures:
+            return view
+        keys = {m: launch_key(s, view.rules) for m in self._failures if (s := view.models.get(m))}
+        now_s = monotonic()
+        known = {
+            model_id: failure.reason
+            for model_id, failure in self._failures.items()
+            if now_s < failure.until_s and keys.get(model_id) == failure.launch_key
+        }
+        return replace(view, unplannable=known)
+
+    def _failed(self, bug: PlanBug, view: View) -> None:
+        model_id, reason = bug.model_id, str(bug)
+        last = self._failures.get(model_id)
+        key = launch_key(view.models[model_id], view.rules)
+        self._failures[model_id] = _Failure(reason, key, until_s=monotonic() + FAILED_S)
+        if last is None or (last.reason, last.launch_key) != (reason, key):  # else it is known
+            log.error("plan.failed", model_id=model_id, reason=reason, exc_info=bug)
+            if self._journal is not None:
+                self._journal.record("plan.failed", model_id=model_id, reason=reason)
 
     async def outlook(
         self, served: ServedModel, hardware: HardwareProfile, around: Surroundings

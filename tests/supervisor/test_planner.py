@@ -9,15 +9,17 @@ from dataclasses import replace
 
 import pytest
 
-from planners.model import ModelId
+from planners.actions import Refuse, Start
+from planners.model import ModelId, ServedModel
 from planners.outlook import Surroundings
 from planners.plan import LaunchPlan
 from planners.view import InstanceState
 from supervisor.lease import ModelUnavailable, Stopping
 from supervisor.planner import Planner, PlanTookTooLong
 from tests.fakes.fleet_world import TINY, MakeWorld, World
-from tests.fakes.gate import HeldEngines
+from tests.fakes.gate import HeldEngines, OddEngines
 from tests.fakes.machines import CPU, RULES, machine, served
+from tests.fakes.views import A, B, view
 
 OTHER = ModelId("other")
 MACHINE = machine()
@@ -219,3 +221,66 @@ async def test_a_planner_that_is_over_plans_no_more() -> None:
 
     with pytest.raises(Stopping):
         await planner.outlook(served(), MACHINE, Surroundings((CPU,), RULES, {}, {}))
+
+
+def unplannable(model: ServedModel) -> ServedModel:
+    """`model` with more parameters than a float can count, which no file can have."""
+    return replace(model, info=replace(model.info, n_params=10**400))
+
+
+@pytest.mark.parametrize("is_pinned", [False, True], ids=["asked for", "pinned"])
+async def test_a_bug_in_planning_one_model_is_that_models(is_pinned: bool) -> None:
+    odd = unplannable(A)
+    odd = replace(odd, settings=replace(odd.settings, pin=is_pinned))
+    now = view(odd, B, waiting=(B,) if is_pinned else (odd, B))
+    looks = 0
+
+    def changed() -> None:
+        nonlocal looks
+        looks += 1
+
+    async with Planner(changed=changed) as planner:
+        assert await planner.decided(lambda: now) == ()
+        assert looks == 1  # at once
+        actions = await planner.decided(lambda: now)
+
+    assert [a.plan.model_id for a in actions if isinstance(a, Start)] == [B.model_id]
+    refused = [a for a in actions if isinstance(a, Refuse)]
+    assert [a.model_id for a in refused] == ([] if is_pinned else [A.model_id])
+    assert all(a.reason.startswith("planning it failed: ") for a in refused)
+    assert all(a.reason.endswith("; this is a bug") for a in refused)
+    assert all(a.retry_after_s is None for a in refused)
+
+
+async def test_a_model_whose_planning_failed_is_planned_again_once_it_changed() -> None:
+    odd = unplannable(A)
+    async with Planner(changed=lambda: None) as planner:
+        before = view(odd, waiting=(odd,))
+        await planner.decided(lambda: before)
+        assert [type(a) for a in await planner.decided(lambda: before)] == [Refuse]
+
+        mended = replace(A, file_key="another")
+        after = view(mended, waiting=(mended,))
+        (start,) = await planner.decided(lambda: after)
+
+    assert isinstance(start, Start)
+
+
+async def test_callers_of_a_model_that_cannot_be_planned_are_told_and_others_served(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world(names=("tiny", "other")) as world:
+        assert world.desired.engines is not None
+        engines = OddEngines(world.desired.engines)
+        world.desired = replace(world.desired, engines=engines)
+        world.fleet.apply(world.desired)
+        bug = "planning it failed: odd engines; this is a bug"
+
+        with pytest.raises(ModelUnavailable, match=bug):
+            await world.served_by()
+        engines.are_odd = False
+
+        assert await world.served_by(OTHER)
+        with pytest.raises(ModelUnavailable, match=bug):
+            await world.served_by()
+        assert (await world.kinds()).count("plan.failed") == 1
