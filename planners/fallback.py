@@ -42,7 +42,8 @@ def host_weights(
     Empty for layers of which no tensors are known, but for their experts, see `moved_bytes`.
     """
     limits = dict(shape.binding_limits)
-    known: dict[object, frozenset[str]] = {}  # few kinds of layer make up a model
+    kinds = {owner: (_is_local(owner), limits.get(owner)) for owner in {*owners}}
+    known: dict[object, frozenset[str]] = {}  # few kinds of layer and device make up a launch
     found: list[frozenset[str]] = []
     before: tuple[object, ...] = ()
     for i, layer in enumerate(model.layers):
@@ -52,13 +53,14 @@ def host_weights(
             found.append(found[-1])
             continue
         before = key
-        if (left := known.get(key)) is None:
+        kind = (id(layer), kinds[owners[i]], *key[2:])
+        if (left := known.get(kind)) is None:
             limit = limits.get(owners[i])
             left = _left(
                 f"blk.{i}.", i, layer.weights, shape,
                 owner=owners[i], limit=limit, recurrent=model.recurrent,
             )  # fmt: skip
-            known[key] = left
+            known[kind] = left
         found.append(left)
     outputs = [w for w in model.ends if w.name.startswith("output")]
     if not any(w.name == "output.weight" for w in outputs) and model.tied_bytes:
@@ -115,9 +117,8 @@ def _left(
     limit: int | None,
     recurrent: RecurrentShape | None = None,
 ) -> frozenset[str]:
-    is_local = owner != HOST and not is_remote(owner)
     moves_experts = bool(prefix) and i < shape.n_cpu_moe
-    found = [w.name for w in weights if _is_unscannable(w, recurrent)] if is_local else []
+    found = [w.name for w in weights if _is_unscannable(w, recurrent)] if _is_local(owner) else []
     if moves_experts:
         found += [weight.name for weight in weights if is_expert(weight.name)]
     for pattern in shape.on_host:
@@ -125,6 +126,11 @@ def _left(
     if limit is not None:
         found += [weight.name for weight in weights if _bound_bytes(weight) > limit]
     return frozenset(found) if found else _NONE
+
+
+def _is_local(owner: DeviceId) -> bool:
+    """True for a device of this machine: its limits are known, a server's are taken on trust."""
+    return owner != HOST and not is_remote(owner)
 
 
 def _bound_bytes(weight: WeightInfo) -> int:

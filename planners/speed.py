@@ -202,15 +202,23 @@ def times_s(
     token_s = STEP_S / n_ubatch + _prompt_hops_s(model, shape, rates, n_ubatch=n_ubatch)
     total_s = STEP_S + _hops_s(model, shape, rates)
     known: dict[tuple[int, DeviceId, bool], tuple[float, float]] = {}  # few layers are unlike
+    n_lean = shape.n_cpu_moe
+    step, prompt = 0.0, 0.0
+    before: tuple[int, DeviceId, bool] | None = None
     for i, (load, owner) in enumerate(zip(asked, owners, strict=True)):
-        device = None if owner == HOST else rates[owner]
-        key = (id(load), owner, i < shape.n_cpu_moe and device is not None)
-        if (seconds := known.get(key)) is None:
-            step = _layer_step_s(load, device, host, n_parallel=shape.n_parallel, is_lean=key[2])
-            prompt = layer_prompt_s(load, device, host, borrower, n_ubatch=n_ubatch, is_lean=key[2])
-            seconds = known[key] = step, prompt
-        total_s += seconds[0]
-        token_s += seconds[1]
+        key = (id(load), owner, i < n_lean and owner != HOST)
+        if key != before:
+            if key not in known:
+                device, is_lean = None if owner == HOST else rates[owner], key[2]
+                known[key] = (
+                    _layer_step_s(load, device, host, n_parallel=shape.n_parallel, is_lean=is_lean),
+                    layer_prompt_s(
+                        load, device, host, borrower, n_ubatch=n_ubatch, is_lean=is_lean
+                    ),
+                )
+            before, (step, prompt) = key, known[key]
+        total_s += step
+        token_s += prompt
     return token_s, total_s
 
 

@@ -102,11 +102,11 @@ class _Allocator:
                 if source.is_input:
                     self._allocate(source)
         for node in nodes:  # their sources come before them, or are leafs
-            if node.view_src is None:
+            if node.view_src is None and not node.is_owned and node.buffer is None:
                 self._allocate(node)
             for source in node.src:
-                source.n_children -= 1
-                if not source.n_children and source.buffer is None and not source.n_views:
+                source.n_children = left = source.n_children - 1
+                if not left and source.buffer is None and not source.n_views:
                     self._release(source)
         return tuple(heap.most for heap in self._heaps)
 
@@ -144,4 +144,4 @@ class _Allocator:
 
 
 def _aligned(n_bytes: int) -> int:
-    return -(-n_bytes // ALIGNMENT) * ALIGNMENT
+    return (n_bytes + ALIGNMENT - 1) & -ALIGNMENT

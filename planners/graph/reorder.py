@@ -85,7 +85,12 @@ class _Order:
                     needs.append(i)
             if (owner := node.view_src) is not None:
                 of_base = views.setdefault(owner, [])
-                needs += [i for i in (index.get(owner, first), *of_base) if i > first]
+                if (i := index.get(owner, first)) > first:
+                    needs.append(i)
+                for i in reversed(of_base):
+                    if i <= first:
+                        break
+                    needs.append(i)
                 of_base.append(j)
             for i in needs:
                 needed_by[i].append(j)

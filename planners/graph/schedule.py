@@ -162,7 +162,10 @@ def _runs(nodes: Sequence[Node]) -> list[Split]:
 
 
 def _borrows(node: Node, backend: int) -> bool:
-    return any(source.is_weight and source.buffer != backend for source in node.src)
+    for source in node.src:  # noqa: SIM110  # asked of every node: a generator costs more than it
+        if source.is_weight and source.buffer != backend:
+            return True
+    return False
 
 
 def ordered(splits: Iterable[Split]) -> list[Node]:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import inf
+from operator import sub
 
 MOST_EXACT = 192  # the most that unlike layers of a model so far come to is 163, output included
 
@@ -136,7 +137,7 @@ def _with(
         return best, begun
     room_bytes, entry_ps = place.room_bytes, place.entry_ps
     cost = [*accumulate(place.layer_ps, initial=0)]
-    saved = [so_far - there for so_far, there in zip(before, cost, strict=True)]
+    saved = [*map(sub, before, cost)]
     window: deque[int] = deque()  # beginnings in order, the cheapest first
     for i in range(begin + 1, most + 1):
         begin_ps = saved[i - 1]
