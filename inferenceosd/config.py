@@ -25,7 +25,9 @@ from inferenceosd.platform_folders import (
     state_folder,
     this_platform,
 )
+from planners.callers import CallerRule, Callers, callers_of
 from planners.groups import Group
+from planners.line import Priority
 from planners.model import ModelId, ModelSettings
 from planners.settings import (
     ContextPolicy,
@@ -281,6 +283,17 @@ def _fleet(values: Values) -> FleetSettings:
         hang_s=values.get(keys.FLEET_HANG_TIMEOUT),
         context_policy=ContextPolicy(values.get(keys.MODELS_CONTEXT_POLICY)),
         groups=tuple(_group(group) for group in values.get(keys.GROUPS)),
+        callers=_callers(values.get(keys.CALLERS)),
+    )
+
+
+def _callers(tables: tuple[Values, ...]) -> Callers:
+    return callers_of(
+        CallerRule(
+            table.get(table_keys.CALLER_NAME) or "",
+            Priority(table.get(table_keys.CALLER_PRIORITY)),
+        )
+        for table in tables
     )
 
 

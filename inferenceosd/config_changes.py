@@ -23,6 +23,7 @@ _FLEET_ELSEWHERE = {
     "max_waiting": "models.max_waiting",
     "context_policy": "models.context_policy",
     "groups": "[[group]]",
+    "callers": "[[caller]]",
 }
 """Of FleetSettings, what is written in another table than [fleet]."""
 _ONLY_AT_START = {

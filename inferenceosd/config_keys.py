@@ -22,10 +22,12 @@ from inferenceosd.config_kinds import (
 )
 from inferenceosd.config_table_keys import (
     BACKEND_KEYS,
+    CALLER_KEYS,
     DEVICE_KEYS,
     GROUP_KEYS,
     MODEL_KEYS,
     check_backend,
+    check_callers,
     check_groups,
     check_models,
 )
@@ -333,6 +335,13 @@ GROUPS = Key(
     "Models that may not run at once.",
     "none: memory alone decides",
 )
+CALLERS = Key(
+    "caller",
+    array_of_tables(CALLER_KEYS, allowed="[[caller]] tables", check=check_callers),
+    (),
+    "Callers whose requests are more or less urgent than others'.",
+    "none: all take turns",
+)
 KEYS = any_keys(
     SERVER_LISTEN,
     SERVER_MAX_BODY,
@@ -373,5 +382,6 @@ KEYS = any_keys(
     BACKENDS,
     MODELS,
     GROUPS,
+    CALLERS,
 )
 """All of them, in the order of the reference."""

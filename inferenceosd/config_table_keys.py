@@ -1,4 +1,4 @@
-"""The settings inside of tables: [devices."NAME"], [backends.NAME], [[model]] and [[group]]."""
+"""The settings inside of tables: [devices."NAME"], [backends.NAME], [[model]] and the like."""
 
 import os.path
 from collections.abc import Sequence
@@ -16,9 +16,12 @@ from inferenceosd.config_kinds import (
     TEXT,
     TEXTS,
     Refused,
+    choice,
     or_auto,
     or_unset,
 )
+from planners.callers import BadNetwork, network_of
+from planners.line import Priority
 from planners.model import folded
 
 # A device: [devices."NAME"]
@@ -144,6 +147,25 @@ GROUP_ALONE = Key(
 )
 GROUP_KEYS = any_keys(GROUP_NAME, GROUP_MODELS, GROUP_EXCLUSIVE, GROUP_ALONE)
 
+# A caller: [[caller]]
+CALLER_NAME = Key(
+    "name",
+    or_unset(TEXT),
+    None,
+    "Who it is: what `caller` says in the log's `request.served`, an address, or a network such as"
+    " 10.0.0.0/8. The narrowest one counts.",
+    "none: it must be written",
+)
+CALLER_PRIORITY = Key(
+    "priority",
+    choice(*(priority.value for priority in Priority)),
+    Priority.NORMAL.value,
+    "How urgent its requests are while a model has a line: of 21 slots that come free, high ones"
+    " get 16, normal ones 4 and low ones 1, where all three wait.",
+    "nobody goes first",
+)
+CALLER_KEYS = any_keys(CALLER_NAME, CALLER_PRIORITY)
+
 
 def name_of(model: Values) -> str:
     """What a [[model]] is called: its name, else its file's; "" where it has neither."""
@@ -208,6 +230,29 @@ def _check_members(group: Values, index: int) -> None:
     if len(members) < least:
         allowed = "one model at least" if least == 1 else "two models at least"
         raise Refused(f"{len(members)} members", path=(index, "models"), allowed=allowed)
+
+
+def check_callers(callers: Sequence[Values]) -> None:
+    """Raises Refused for a caller without a name, a network that is none, and one named twice."""
+    names: dict[str, int] = {}
+    for index, caller in enumerate(callers):
+        name = caller.get(CALLER_NAME)
+        if name is None:
+            raise Refused("no name", path=(index,), allowed="a name, an address or a network")
+        try:
+            network = network_of(name)
+        except BadNetwork as exc:
+            raise Refused(
+                str(exc), path=(index, "name"), allowed="a network such as 10.0.0.0/8"
+            ) from exc
+        earlier = names.setdefault(name if network is None else str(network), index)
+        if earlier != index:
+            raise Refused(
+                f"{name[:80]!r} is a caller already",
+                path=(index, "name"),
+                allowed="each caller once",
+                earlier=(earlier, "name"),
+            )
 
 
 def check_backend(backend: Values) -> None:

@@ -107,6 +107,7 @@ class Control:
             now_s=monotonic(),
             learned=self._parts.records.history.learned,
             resumed_at=self._parts.fleet.resumed_at,
+            lines=self._parts.fleet.lines(),
         )
 
     def models(self) -> ModelsReport:

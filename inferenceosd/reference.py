@@ -54,6 +54,7 @@ _TABLES = {
     "backends": ("[backends.NAME]", table_keys.BACKEND_KEYS),
     "model": ("[[model]]", table_keys.MODEL_KEYS),
     "group": ("[[group]]", table_keys.GROUP_KEYS),
+    "caller": ("[[caller]]", table_keys.CALLER_KEYS),
 }
 
 

@@ -13,7 +13,7 @@ from planners.speed import format_rate
 from proxy.admin.models import ModelsReport
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
 from proxy.admin.records import EventReport, EventsReport, Followed, LogReport
-from proxy.admin.status import DeviceReport, InstanceReport, StatusReport
+from proxy.admin.status import DeviceReport, InstanceReport, LineReport, StatusReport
 
 NOTHING = "-"
 UNKNOWN = "?"
@@ -28,6 +28,7 @@ def status_text(status: StatusReport, *, now: float) -> str:
         head,
         "\n".join(f"DEGRADED: {reason}" for reason in status.degraded),
         _instances(status.instances, now=now),
+        _lines(status.lines),
         _memory(status.instances),
         _speed(status.instances),
         *_causes(status.instances),
@@ -165,6 +166,25 @@ def _instances(instances: tuple[InstanceReport, ...], *, now: float) -> str:
         for one in instances
     ]
     return table(headers, rows, right="PID TOKENS/S")
+
+
+def _lines(lines: tuple[LineReport, ...]) -> str:
+    rows = [
+        (
+            line.model,
+            caller.caller or NOTHING,
+            caller.priority,
+            str(caller.waiting),
+            str(caller.place),
+            format_duration(line.oldest_wait_s),
+        )
+        for line in lines
+        for caller in line.callers
+    ]
+    if not rows:
+        return ""
+    headers = ("MODEL", "CALLER", "PRIORITY", "WAITING", "PLACE", "LONGEST WAIT")
+    return table(headers, rows, right="WAITING PLACE")
 
 
 def _state(one: InstanceReport) -> str:

@@ -3,9 +3,10 @@
 Made by inferenceosd.config, which alone holds defaults.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
+from planners.callers import Callers
 from planners.groups import Group
 from planners.model import ModelId, ModelSettings
 
@@ -92,6 +93,8 @@ class FleetSettings:
     context_policy: ContextPolicy
     groups: tuple[Group, ...]
     """Which models may not run beside which."""
+    callers: Callers = field(default_factory=Callers)
+    """Whose requests are more or less urgent."""
 
 
 @dataclass(frozen=True, slots=True)

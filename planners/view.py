@@ -10,6 +10,7 @@ from planners.exits import Cause
 from planners.hardware import DeviceId, HardwareProfile
 from planners.ladder import Rung
 from planners.lessons import NOTHING_LEARNED, Learned
+from planners.line import Priority
 from planners.model import ModelId, ServedModel
 from planners.plan import DeviceBytes, InstanceId, LaunchPlan
 from planners.settings import FleetSettings, PlacementRules
@@ -86,6 +87,29 @@ class Demand:
     oldest_wait_s: float
     context: int = 0
     """Tokens that some of them wait for because what is loaded has fewer; 0 where none does."""
+
+
+@dataclass(frozen=True, slots=True)
+class InLine:
+    """One caller in a model's line."""
+
+    caller: str
+    priority: Priority
+    waiting: int
+    """Requests."""
+    place: int
+    """Of its first one; 1 is the next to be served."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineSeen:
+    """A model's line as it is now."""
+
+    model_id: ModelId
+    waiting: int
+    oldest_wait_s: float
+    callers: tuple[InLine, ...]
+    """The next to be served first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,7 +220,7 @@ class Answer:
     param: str | None = None
     retry_after_s: float | None = None
     facts: Mapping[str, int] = field(default_factory=dict)
-    """Numbers that go beside the message where the dialect has room."""
+    """Numbers that go beside the message."""
     is_final: bool = False
     """Asking again would do harm: the clients of OpenAI and Anthropic heed the header."""
 
@@ -251,9 +251,11 @@ def answer(exc: Exception, dialect: Dialect) -> Answer | None:
         case ChildFailed():
             return Answer(500, _kind(500), text, code="model_failed")
         case LineFull():
-            return _busy(text, "queue_full", exc.retry_after_s)
+            facts = {"waiting": exc.waiting}
+            return _busy(text, "queue_full", exc.retry_after_s, facts)
         case WaitTimedOut():
-            return _busy(text, "wait_timed_out", 1.0)
+            facts = {"place": exc.place, "waiting": exc.waiting}
+            return _busy(text, "wait_timed_out", exc.retry_after_s, facts)
         case ModelUnavailable():
             if exc.retry_after_s is not None:
                 return _busy(text, "model_unavailable", exc.retry_after_s)
@@ -277,9 +279,10 @@ def internal_error(request_id: str) -> Answer:
 def body(said: Answer, dialect: Dialect) -> bytes:
     """`said` as the dialect's JSON error object."""
     if dialect is Dialect.OLLAMA:
-        return msgspec.json.encode({"error": said.message})
+        return msgspec.json.encode({"error": said.message, **said.facts})
     if dialect is Dialect.ANTHROPIC:
-        told = {"type": _ANTHROPIC_TYPES.get(said.status, "api_error"), "message": said.message}
+        kind = _ANTHROPIC_TYPES.get(said.status, "api_error")
+        told = {"type": kind, "message": said.message, **said.facts}
         return msgspec.json.encode({"type": "error", "error": told})
     error = {
         "message": said.message,
@@ -300,8 +303,12 @@ def event(said: Answer, dialect: Dialect, *, ndjson: bool) -> bytes:
     return name + b"data: " + told + b"\n\n"
 
 
-def _busy(message: str, code: str, retry_after_s: float) -> Answer:
-    return Answer(503, _kind(503), message, code=code, retry_after_s=retry_after_s)
+def _busy(
+    message: str, code: str, retry_after_s: float, facts: Mapping[str, int] | None = None
+) -> Answer:
+    return Answer(
+        503, _kind(503), message, code=code, retry_after_s=retry_after_s, facts=facts or {}
+    )
 
 
 def _kind(status: int) -> str:

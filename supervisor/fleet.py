@@ -23,7 +23,7 @@ from planners.outlook import Outlook, Surroundings
 from planners.plan import InstanceId, LaunchPlan
 from planners.room import room_beside
 from planners.settings import ContextPolicy
-from planners.view import Observed, View
+from planners.view import LineSeen, Observed, View
 from supervisor.catalogue import Catalogue
 from supervisor.child_logs import ChildLog
 from supervisor.desired import Desired, Ground
@@ -149,6 +149,10 @@ class Fleet:
     def running(self) -> tuple[Observed, ...]:
         """Every instance as it is now."""
         return tuple(map(self._seen, self._instances.values()))
+
+    def lines(self) -> tuple[LineSeen, ...]:
+        """Every model's line that somebody stands in."""
+        return self._book.lines(now_s=monotonic())
 
     def _seen(self, instance: Instance) -> Observed:
         seen = instance.observe()

@@ -1,22 +1,23 @@
 """Slots in use and the callers that wait for one. Synchronous, so atomic on the loop: no locks.
 
 ask ─ the model's instance has a free slot → granted at once
-    └ else → in line: one line a model, round robin over its callers → granted in turn
+    └ else → in line: one line a model, in the order of planners.line → granted in turn
 leave, refuse, close: a waiter is out of the line, or is told why it will not be served
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
+from planners.line import Line, Priority, retry_after_s
 from planners.model import ModelId
 from planners.plan import InstanceId
-from planners.view import Demand
+from planners.view import Demand, InLine, LineSeen
 from supervisor.errors import SupervisorError
 
-RETRY_AFTER_S = 5.0  # what a full line tells its callers: about one short answer of a small model
+RETRY_AFTER_S = 5.0  # until a slot was held for the first time: a short answer of a small model
+HELD_WEIGHT = 0.2  # of the newest request in the moving average of how long slots are held
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +60,28 @@ class LineFull(LeaseError):
         self.model_id, self.waiting, self.retry_after_s = model_id, waiting, retry_after_s
         super().__init__(
             f"server busy, please try again: {waiting} requests wait for {model_id}, its limit"
+            " (models.max_waiting)"
         )
 
 
 class WaitTimedOut(LeaseError):
     """A slot did not come free in time."""
 
-    def __init__(self, *, model_id: ModelId, waited_s: float) -> None:
-        self.model_id, self.waited_s = model_id, waited_s
-        super().__init__(f"no slot of {model_id} came free within {waited_s:.0f} s")
+    def __init__(
+        self,
+        *,
+        model_id: ModelId,
+        waited_s: float,
+        place: int = 1,
+        waiting: int = 1,
+        retry_after_s: float = RETRY_AFTER_S,
+    ) -> None:
+        self.model_id, self.waited_s, self.retry_after_s = model_id, waited_s, retry_after_s
+        self.place, self.waiting = place, waiting
+        super().__init__(
+            f"no slot of {model_id} came free within {waited_s:.0f} s;"
+            f" the request was number {place} of {waiting} in line"
+        )
 
 
 class ModelUnavailable(LeaseError):
@@ -116,49 +130,11 @@ class Waiter:
     caller: str
     asked_at_s: float
     granted: asyncio.Future[Lease]
+    priority: Priority = Priority.NORMAL
     context: int = 0
     """Tokens that it needs; 0 is whatever there is."""
     is_exact: bool = False
     """Whether more than `context` will not do either."""
-
-
-@dataclass(slots=True)
-class _Line:
-    """A model's waiters: a queue per caller, callers taking turns."""
-
-    by_caller: dict[str, deque[Waiter]] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return sum(map(len, self.by_caller.values()))
-
-    def __iter__(self) -> Iterator[Waiter]:
-        for queue in self.by_caller.values():
-            yield from queue
-
-    def join(self, waiter: Waiter) -> None:
-        self.by_caller.setdefault(waiter.caller, deque()).append(waiter)
-
-    def next(self, admits: Callable[[Waiter], bool]) -> Waiter | None:
-        """The first admitted one of the caller whose turn it is; None where none is admitted.
-
-        That caller goes to the back of the round.
-        """
-        waiter = next(filter(admits, self), None)
-        if waiter is None:
-            return None
-        queue = self.by_caller.pop(waiter.caller)
-        queue.remove(waiter)
-        if queue:
-            self.by_caller[waiter.caller] = queue
-        return waiter
-
-    def leave(self, waiter: Waiter) -> None:
-        queue = self.by_caller.get(waiter.caller)
-        if queue is None or waiter not in queue:
-            return
-        queue.remove(waiter)
-        if not queue:
-            del self.by_caller[waiter.caller]
 
 
 @dataclass(slots=True)
@@ -208,17 +184,18 @@ class _Desk:
         self.busy.set()
         return lease
 
-    def put_back(self, lease: Lease, *, now_s: float) -> None:
-        """Free the slot of a lease, where that lease still holds it."""
+    def put_back(self, lease: Lease, *, now_s: float) -> bool:
+        """Free the slot of a lease; False where that lease does not hold it any more."""
         # By identity: a restarted instance keeps its id, and the slot may be another caller's now.
         if self.held.get(lease.slot) is not lease:
-            return
+            return False
         del self.held[lease.slot]
         heappush(self.free, lease.slot)
         if not self.held:
             self.idle_since_s = now_s
             self.idle.set()
             self.busy.clear()
+        return True
 
 
 class LeaseBook:
@@ -228,8 +205,10 @@ class LeaseBook:
         self.max_waiting = max_waiting
         self._desks: dict[InstanceId, _Desk] = {}
         self._serving: dict[ModelId, _Desk] = {}
-        self._lines: dict[ModelId, _Line] = {}
+        self._lines: dict[ModelId, Line[Waiter]] = {}
         """None of them is empty."""
+        self._held_s: dict[ModelId, float] = {}
+        """How long a slot is held, a moving average."""
         self._stopping = False
 
     def ask(
@@ -238,23 +217,24 @@ class LeaseBook:
         *,
         caller: str,
         now_s: float,
+        priority: Priority = Priority.NORMAL,
         context: int = 0,
         is_exact: bool = False,
     ) -> Waiter:
         """A waiter, served at once when a slot is free. Raises LineFull, Stopping.
 
+        A full line takes who has fewer places in it than another, whose last waiter is told then.
         `context`: tokens that it needs, `is_exact`: and no more of them; 0 is whatever there is.
         """
         if self._stopping:
             raise Stopping
-        line = self._lines.setdefault(model_id, _Line())
+        line = self._lines.setdefault(model_id, Line())
         granted = asyncio.get_running_loop().create_future()
-        waiter = Waiter(model_id, caller, now_s, granted, context, is_exact)
+        waiter = Waiter(model_id, caller, now_s, granted, priority, context, is_exact)
         line.join(waiter)
         self._grant(model_id, now_s=now_s)
         if not waiter.granted.done() and len(line) > self.max_waiting:
-            self._withdraw(waiter)
-            raise LineFull(model_id=model_id, waiting=self.max_waiting, retry_after_s=RETRY_AFTER_S)
+            self._turn_away(line.surplus(waiter), newest=waiter)
         return waiter
 
     def take(
@@ -268,6 +248,19 @@ class LeaseBook:
             return None
         return desk.take(now_s=now_s, waited_s=0.0) if desk.admits(context, is_exact) else None
 
+    def _turn_away(self, waiter: Waiter, *, newest: Waiter) -> None:
+        """Tell one that its place is gone; the newest hears of it by the raised LineFull."""
+        self._withdraw(waiter)
+        error = LineFull(
+            model_id=waiter.model_id,
+            waiting=self.max_waiting,
+            retry_after_s=self.retry_after_s(waiter.model_id),
+        )
+        if waiter is newest:
+            raise error
+        if not waiter.granted.done():
+            waiter.granted.set_exception(error)
+
     def leave(self, waiter: Waiter, *, now_s: float) -> None:
         """Take a waiter out, wherever it stands; a lease granted meanwhile is given back."""
         self._withdraw(waiter)
@@ -280,7 +273,8 @@ class LeaseBook:
     def give_back(self, lease: Lease, *, now_s: float) -> None:
         """Free the lease's slot for the next in line; a lease of a closed instance is just over."""
         if desk := self._desks.get(lease.instance_id):
-            desk.put_back(lease, now_s=now_s)
+            if desk.put_back(lease, now_s=now_s):
+                self._note_held(lease.model_id, now_s - lease.granted_at_s)
             self._grant(lease.model_id, now_s=now_s)
 
     def open(self, opening: Opening, *, now_s: float) -> None:
@@ -356,6 +350,31 @@ class LeaseBook:
         """True while anybody waits for any model."""
         return bool(self._lines)
 
+    def retry_after_s(self, model_id: ModelId) -> float:
+        """When who finds no place may try again, by how long slots were held of late."""
+        desk, held_s = self._serving.get(model_id), self._held_s.get(model_id)
+        if held_s is None:
+            return RETRY_AFTER_S
+        n_slots = desk.opening.n_slots if desk else 1
+        return retry_after_s(self.waiting(model_id), held_s=held_s, n_slots=n_slots)
+
+    def place(self, waiter: Waiter) -> int:
+        """Its number in its line, by the order in which they would be served; 1 is the next."""
+        line = self._lines.get(waiter.model_id, Line[Waiter]())
+        return next((n for n, other in enumerate(line.in_order(), 1) if other is waiter), 1)
+
+    def lines(self, *, now_s: float) -> tuple[LineSeen, ...]:
+        """Every line that somebody stands in, for people."""
+        return tuple(
+            LineSeen(
+                model_id=model_id,
+                waiting=len(line),
+                oldest_wait_s=max(now_s - waiter.asked_at_s for waiter in line),
+                callers=_in_line(line),
+            )
+            for model_id, line in self._lines.items()
+        )
+
     def demand(self, *, now_s: float) -> Mapping[ModelId, Demand]:
         """Who wants what, by model."""
         return {
@@ -367,7 +386,7 @@ class LeaseBook:
             for model_id, line in self._lines.items()
         }
 
-    def _lacking_context(self, model_id: ModelId, line: _Line) -> int:
+    def _lacking_context(self, model_id: ModelId, line: Line[Waiter]) -> int:
         """What to load for those whom no open desk admits; the one who waits longest decides."""
         desk = self._serving.get(model_id)
         lacking = [w for w in line if w.context and not (desk and desk.serves(w))]
@@ -386,6 +405,10 @@ class LeaseBook:
         if line is not None and not line:
             del self._lines[model_id]
 
+    def _note_held(self, model_id: ModelId, held_s: float) -> None:
+        before = self._held_s.get(model_id, held_s)
+        self._held_s[model_id] = before + HELD_WEIGHT * (held_s - before)
+
     def _withdraw(self, waiter: Waiter) -> None:
         line = self._lines.get(waiter.model_id)
         if line is None:
@@ -393,3 +416,14 @@ class LeaseBook:
         line.leave(waiter)
         if not line:
             del self._lines[waiter.model_id]
+
+
+def _in_line(line: Line[Waiter]) -> tuple[InLine, ...]:
+    """Each caller of a line once, in the order of their first ones."""
+    waiting: dict[tuple[str, Priority], int] = {}
+    first: dict[tuple[str, Priority], int] = {}
+    for place, waiter in enumerate(line.in_order(), 1):
+        who = (waiter.caller, waiter.priority)
+        waiting[who] = waiting.get(who, 0) + 1
+        first.setdefault(who, place)
+    return tuple(InLine(*who, waiting[who], place) for who, place in first.items())

@@ -119,7 +119,12 @@ class Leasing:
         if at_once is not None:
             return at_once
         waiter = self._book.ask(
-            model_id, caller=wish.caller, now_s=now_s, context=context, is_exact=is_exact
+            model_id,
+            caller=wish.caller,
+            now_s=now_s,
+            priority=settings.callers.priority(wish.caller),
+            context=context,
+            is_exact=is_exact,
         )
         self._look()
         granted = False
@@ -128,7 +133,13 @@ class Leasing:
                 lease = await asyncio.shield(waiter.granted)
             granted = True
         except TimeoutError as exc:
-            raise WaitTimedOut(model_id=model_id, waited_s=settings.wait_s) from exc
+            raise WaitTimedOut(
+                model_id=model_id,
+                waited_s=settings.wait_s,
+                place=self._book.place(waiter),
+                waiting=self._book.waiting(model_id),
+                retry_after_s=self._book.retry_after_s(model_id),
+            ) from exc
         finally:
             if not granted:
                 self._book.leave(waiter, now_s=monotonic())

@@ -13,7 +13,9 @@ from planners.lessons import NOTHING_LEARNED, Learned, Lesson, key_of
 from planners.model import BrokenFile
 from planners.plan import DeviceBytes, LaunchPlan
 from planners.reasons import Reason
-from planners.view import Observed
+from planners.view import LineSeen, Observed
+
+CALLERS_SHOWN = 20  # of a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,28 @@ class InstanceReport:
 
 
 @dataclass(frozen=True, slots=True)
+class CallerReport:
+    """One caller in a model's line."""
+
+    caller: str
+    priority: str
+    waiting: int
+    place: int
+    """Of its first request; 1 is the next to be served."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineReport:
+    """The requests that wait for one model."""
+
+    model: str
+    waiting: int
+    oldest_wait_s: float
+    callers: tuple[CallerReport, ...]
+    """Those that are served next, CALLERS_SHOWN at most."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceReport:
     """One device, or the host's memory, as `host`."""
 
@@ -150,6 +174,8 @@ class StatusReport:
     """Each missing device, and why."""
     resumed_at: float | None = None
     """UTC seconds at which the machine last woke from sleep while the daemon ran."""
+    lines: tuple[LineReport, ...] = ()
+    """Where somebody waits."""
 
 
 def status_report(
@@ -163,6 +189,7 @@ def status_report(
     now_s: float,
     learned: Learned = NOTHING_LEARNED,
     resumed_at: float | None = None,
+    lines: Iterable[LineSeen] = (),
 ) -> StatusReport:
     """All of it at one moment; `now_s` is monotonic, `hardware` None until it was probed."""
     absent = () if hardware is None else hardware.absent
@@ -181,7 +208,16 @@ def status_report(
         state="degraded" if absent else "ok",
         degraded=tuple(f"{each.name} is missing: {each.reason}" for each in absent),
         resumed_at=resumed_at,
+        lines=tuple(map(_line_report, lines)),
     )
+
+
+def _line_report(line: LineSeen) -> LineReport:
+    callers = (
+        CallerReport(one.caller, one.priority.value, one.waiting, one.place)
+        for one in line.callers[:CALLERS_SHOWN]
+    )
+    return LineReport(line.model_id, line.waiting, round(line.oldest_wait_s, 3), tuple(callers))
 
 
 def instance_report(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol, TypedDict, Unpack
 
 from planners.backends import Engine
+from planners.callers import Callers
 from planners.groups import Group
 from planners.model import ModelId
 from planners.settings import ContextPolicy, FleetSettings, MemoryRule, PlacementRules
@@ -46,6 +47,7 @@ class OtherSettings(TypedDict, total=False):
     turn_s: float
     context_policy: ContextPolicy
     groups: tuple[Group, ...]
+    callers: Callers
 
 
 @dataclass

@@ -15,6 +15,7 @@ from inferenceosd.config_error import ConfigError
 from inferenceosd.config_kinds import Listen
 from inferenceosd.platform_folders import Platform
 from planners.groups import Group
+from planners.line import Priority
 from planners.settings import DeviceRule, MemoryRule
 
 LINUX = Platform(system="linux", is_root=False, home="/home/ada", cwd="/srv")
@@ -207,6 +208,40 @@ def test_a_name_claimed_twice_is_told_with_both_lines() -> None:
 
     assert (error.line, error.key) == (6, "model[2].aliases")
     assert "line 2" in error.problem
+
+
+def test_a_caller_has_a_priority_by_its_name_or_network() -> None:
+    config = load("""
+        [[caller]]
+        name = "10.0.0.0/8"
+        priority = "low"
+        [[caller]]
+        name = "desk"
+        priority = "high"
+    """)
+
+    priority = config.fleet.callers.priority
+    assert [priority(who) for who in ("10.1.2.3", "desk", "127.0.0.1")] == [
+        Priority.LOW,
+        Priority.HIGH,
+        Priority.NORMAL,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "line"),
+    [
+        ('priority = "low"', "caller[1]", 1),
+        ('name = "10.0.0.0/33"', "caller[1].name", 2),
+        ('name = "::1"\n[[caller]]\nname = "0:0::1"', "caller[2].name", 4),
+        ('name = "a"\npriority = "urgent"', "caller[1].priority", 3),
+    ],
+    ids=["no name", "no network", "twice", "no priority"],
+)
+def test_a_caller_without_sense_is_told_with_its_line(table: str, key: str, line: int) -> None:
+    error = refused(f"[[caller]]\n{table}\n")
+
+    assert (error.key, error.line) == (key, line)
 
 
 def test_a_group_says_which_models_may_not_run_at_once() -> None:

@@ -29,6 +29,7 @@ def test_every_setting_has_its_heading() -> None:
         "backends": table_keys.BACKEND_KEYS,
         "model": table_keys.MODEL_KEYS,
         "group": table_keys.GROUP_KEYS,
+        "caller": table_keys.CALLER_KEYS,
     }
     names = [key.name for key in KEYS if key.name not in tables]
     names += [f"{table}.{key.name}" for table, keys in tables.items() for key in keys]

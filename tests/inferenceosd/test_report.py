@@ -6,7 +6,7 @@ from inferenceosd import report
 from proxy.admin.models import ModelsReport
 from proxy.admin.orders import LoadReport, ReloadReport, UnloadReport
 from proxy.admin.records import EventsReport, LogReport
-from proxy.admin.status import StatusReport, instance_report
+from proxy.admin.status import CallerReport, LineReport, StatusReport, instance_report
 from tests.fakes.admin_service import (
     DAEMON,
     EVENTS,
@@ -64,6 +64,19 @@ def test_status_of_a_daemon_with_nothing_says_so() -> None:
         "no model is loaded\n\n"
         "no llama-server was found"
     )
+
+
+def test_a_line_shows_who_waits_and_at_which_place() -> None:
+    callers = (CallerReport("10.0.0.2", "normal", 1, 1), CallerReport("k-batch", "low", 500, 2))
+    status = replace(STATUS, lines=(LineReport("qwen3:32b", 501, 12.4, callers),))
+
+    text = report.status_text(status, now=NOW)
+
+    assert (
+        "MODEL      CALLER    PRIORITY  WAITING  PLACE  LONGEST WAIT\n"
+        "qwen3:32b  10.0.0.2  normal          1      1  12s\n"
+        "qwen3:32b  k-batch   low           500      2  12s\n"
+    ) in text + "\n"
 
 
 def test_a_degraded_machine_says_what_is_missing_before_anything_else() -> None:

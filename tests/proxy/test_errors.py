@@ -83,6 +83,20 @@ def test_a_full_line_tells_when_to_come_back() -> None:
     assert said.headers == ((b"retry-after", b"2"),)
 
 
+@pytest.mark.parametrize("dialect", Dialect)
+def test_who_waited_in_vain_is_told_its_place_in_each_dialect(dialect: Dialect) -> None:
+    exc = WaitTimedOut(model_id=M, waited_s=3.0, place=2, waiting=7, retry_after_s=4.0)
+    said = errors.answer(exc, dialect)
+    assert said is not None
+
+    told = json.loads(errors.body(said, dialect))
+
+    facts = told if dialect is Dialect.OLLAMA else told["error"]
+    assert (facts["place"], facts["waiting"]) == (2, 7)
+    assert "number 2 of 7 in line" in said.message
+    assert said.headers == ((b"retry-after", b"4"),)
+
+
 def test_openai_gets_its_error_object_with_the_numbers() -> None:
     exc = PromptTooLong(model="m", n_prompt=9, n_ctx=8)
     said = errors.answer(exc, Dialect.OPENAI)

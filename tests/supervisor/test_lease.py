@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from planners.line import Priority
 from planners.model import ModelId
 from planners.plan import InstanceId
+from planners.view import InLine
 from supervisor.lease import LeaseBook, LineFull, ModelUnavailable, Opening, Stopping, Waiter
 
 M = ModelId("m")
@@ -127,6 +129,51 @@ async def test_a_full_line_takes_nobody(book: LeaseBook) -> None:
 
     assert full.value.waiting == 3
     assert book.waiting(M) == len(waiters)
+
+
+async def test_a_full_line_makes_room_for_who_has_less_of_it(book: LeaseBook) -> None:
+    batch = [ask(book, "batch") for _ in range(3)]
+
+    chat = ask(book, "chat")
+
+    assert isinstance(batch[-1].granted.exception(), LineFull)
+    assert not is_served(chat)
+    assert (book.waiting(M), book.place(chat)) == (3, 2)
+
+
+async def test_a_full_line_tells_when_to_come_back_by_how_long_slots_are_held(
+    book: LeaseBook,
+) -> None:
+    book.open(opening(), now_s=0.0)
+    book.give_back(ask(book, now_s=0.0).granted.result(), now_s=4.0)
+    for _ in range(4):
+        ask(book, now_s=5.0)
+
+    with pytest.raises(LineFull) as full:
+        ask(book, now_s=5.0)
+
+    assert full.value.retry_after_s == 3 * 4.0
+
+
+async def test_an_urgent_caller_goes_first(book: LeaseBook) -> None:
+    ask(book, "batch"), ask(book, "batch")
+    chat = book.ask(M, caller="chat", now_s=1.0, priority=Priority.HIGH)
+
+    book.open(opening(), now_s=2.0)
+
+    assert is_served(chat)
+
+
+async def test_a_line_is_told_by_caller_and_place(book: LeaseBook) -> None:
+    ask(book, "batch", now_s=1.0), ask(book, "batch", now_s=2.0), ask(book, "chat", now_s=3.0)
+
+    (line,) = book.lines(now_s=5.0)
+
+    assert (line.model_id, line.waiting, line.oldest_wait_s) == (M, 3, 4.0)
+    assert line.callers == (
+        InLine("batch", Priority.NORMAL, waiting=2, place=1),
+        InLine("chat", Priority.NORMAL, waiting=1, place=2),
+    )
 
 
 async def test_a_caller_who_leaves_the_line_is_skipped(book: LeaseBook) -> None:
