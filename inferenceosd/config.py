@@ -83,6 +83,7 @@ class Config:
     listen: Listen
     max_body_bytes: int
     origins: tuple[str, ...]
+    serves_metrics: bool
     admin_socket: str
     state_dir: str
     runtime_dir: str
@@ -198,6 +199,7 @@ def _assembled(
         listen=values.get(keys.SERVER_LISTEN),
         max_body_bytes=values.get(keys.SERVER_MAX_BODY),
         origins=values.get(keys.SERVER_ORIGINS),
+        serves_metrics=values.get(keys.SERVER_METRICS),
         admin_socket=values.get(keys.ADMIN_SOCKET) or os.path.join(runtime_dir, "admin.sock"),
         state_dir=state_dir,
         runtime_dir=runtime_dir,

@@ -11,6 +11,7 @@ from planners.view import Observed
 _SECTIONS = {
     "max_body_bytes": "server.max_body",
     "origins": "server.origins",
+    "serves_metrics": "server.metrics",
     "model_dirs": "models.dirs",
     "model_defaults": "[models]",
     "placement": "[devices], [memory], [models], [rpc] or [engine]",

@@ -5,6 +5,7 @@ from inferenceosd.config_kinds import (
     CACHE_TYPE,
     CONTEXT,
     DURATION,
+    FLAG,
     LISTEN,
     PARALLEL,
     PATH,
@@ -57,6 +58,14 @@ SERVER_ORIGINS = Key(
     (),
     "Origins of web pages that may call, besides this machine's own; `*` stands for anything.",
     "as in Ollama, only local pages and applications",
+)
+SERVER_METRICS = Key(
+    "server.metrics",
+    FLAG,
+    True,
+    "Whether `/metrics`, for Prometheus, is served where clients are; the admin socket always has"
+    " it.",
+    "what it tells, `/api/ps` and `/api/tags` tell too, but for counts",
 )
 
 # The admin socket, and folders
@@ -346,6 +355,7 @@ KEYS = any_keys(
     SERVER_LISTEN,
     SERVER_MAX_BODY,
     SERVER_ORIGINS,
+    SERVER_METRICS,
     ADMIN_SOCKET,
     STATE_DIR,
     RUNTIME_DIR,

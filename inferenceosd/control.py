@@ -28,6 +28,7 @@ from proxy.admin.records import EventReport, Followed, LogReport
 from proxy.admin.service import ReloadRefused
 from proxy.admin.status import DaemonReport, StatusReport, status_report
 from proxy.errors import BadRequest, UnknownModel
+from proxy.metrics import Metrics
 from supervisor.backends import find_engines
 from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired
@@ -51,6 +52,7 @@ class Parts:
     catalogue: Catalogue
     probe: HardwareProbe
     records: Records
+    metrics: Metrics
     reconfigure_door: Callable[[Config], None]
 
 
@@ -109,6 +111,10 @@ class Control:
             resumed_at=self._parts.fleet.resumed_at,
             lines=self._parts.fleet.lines(),
         )
+
+    def metrics(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return self._parts.metrics.text()
 
     def models(self) -> ModelsReport:
         """What is on offer."""

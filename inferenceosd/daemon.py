@@ -39,9 +39,10 @@ from inferenceosd.service_manager import ServiceManager
 from inferenceosd.state_lock import StateLocked, locked
 from proxy.admin.routes import build_admin_app
 from proxy.admin.service import ReloadRefused
-from proxy.app import PARTING_S, ASGIApp, build_app
+from proxy.app import PARTING_S, ROUTES, ASGIApp, build_app
 from proxy.door import DoorSettings
 from proxy.exchange import Receive, Scope, Send
+from proxy.metrics import Metrics
 from proxy.server import serve
 from proxy.upstream import UpstreamPools
 from supervisor.catalogue import Catalogue
@@ -239,12 +240,13 @@ class _Daemon:
             leaving=pools.forget,
             heard_bytes=pools.heard_bytes,
         )
-        front = _Front(build_app(fleet, pools, self._door_settings(config)))
+        metrics = Metrics(fleet, records.journal.counts, version=__version__, routes=ROUTES)
+        front = _Front(build_app(fleet, pools, self._door_settings(config), metrics))
 
         def reconfigure(changed: Config) -> None:
-            front.app = build_app(fleet, pools, self._door_settings(changed))
+            front.app = build_app(fleet, pools, self._door_settings(changed), metrics)
 
-        parts = Parts(fleet, catalogue, probe, records, reconfigure)
+        parts = Parts(fleet, catalogue, probe, records, metrics, reconfigure)
         listen = self._doors.listen
         return fleet, Control(config, parts, reread=self._reread, listen=listen), front
 
@@ -344,6 +346,7 @@ class _Daemon:
             origins=config.origins,
             listen_is_loopback=_is_loopback(self._doors.public),
             version=config.ollama_version,
+            serves_metrics=config.serves_metrics,
         )
 
     def _listen_to_signals(self) -> None:

@@ -1,9 +1,27 @@
 """What reconcile tells the fleet to do: one small frozen value each."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from planners.model import ModelId
 from planners.plan import InstanceId, LaunchPlan
+
+
+class Departure(Enum):
+    """Why an instance is told to end, in a word that can be counted."""
+
+    UNUSED = "unused"
+    ROOM = "room"
+    """Idle, and another model gets its memory or its place."""
+    TURN = "turn"
+    """In use, and another model's callers waited for their turn."""
+    CONTEXT = "context"
+    """To be loaded with another context."""
+    SETTINGS = "settings"
+    """Its file, its settings or a rule changed, or it is no longer offered."""
+    ASKED = "asked"
+    STOPPING = "stopping"
+    """The daemon is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +56,17 @@ class Stop:
     """The model that gets its room; None where it ends on its own account."""
     finishes: bool = False
     """Whether running requests may go on for as long as they take."""
+    is_unused: bool = False
+    """Whether its keep_alive is over."""
+
+    @property
+    def departure(self) -> Departure:
+        """What it counts as."""
+        if self.is_unused:
+            return Departure.UNUSED
+        if self.room_for is not None:
+            return Departure.ROOM
+        return Departure.CONTEXT if self.finishes else Departure.SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +77,11 @@ class Yield:
     reason: str
     room_for: ModelId | None = None
     """As in Stop."""
+
+    @property
+    def departure(self) -> Departure:
+        """What it counts as."""
+        return Departure.CONTEXT if self.room_for is None else Departure.TURN
 
 
 @dataclass(frozen=True, slots=True)

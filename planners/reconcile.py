@@ -38,6 +38,7 @@ from planners.taken import Taken, taken
 from planners.together import plan_together
 from planners.turns import (
     evictable,
+    is_pinned,
     may_wait_no_longer,
     patience_s,
     rival_that_stays,
@@ -113,12 +114,21 @@ def awaits_launch(view: View, *, now_s: float) -> bool:
 
 def _stops(view: View, *, now_s: float) -> Iterator[Stop]:
     for seen in view.instances:
-        if seen.state not in RELEASING and (reason := why_stop(view, seen, now_s=now_s)):
+        if seen.state in RELEASING:
+            continue
+        if reason := _why_unwanted(view, seen):
             yield Stop(seen.instance_id, reason)
+        elif reason := _why_unused(view, seen, now_s=now_s):
+            yield Stop(seen.instance_id, reason, is_unused=True)
 
 
 def why_stop(view: View, seen: Observed, *, now_s: float) -> str | None:
     """Why a running instance is to end on its own account; None where it is not."""
+    return _why_unwanted(view, seen) or _why_unused(view, seen, now_s=now_s)
+
+
+def _why_unwanted(view: View, seen: Observed) -> str | None:
+    """By what the operator wants now."""
     served = view.models.get(seen.model_id)
     if served is None:
         return "the model is no longer offered"
@@ -126,10 +136,13 @@ def why_stop(view: View, seen: Observed, *, now_s: float) -> str | None:
         return "its file or its settings changed"
     if (rule := _broken_rule(view, seen.plan)) is not None:
         return rule
-    if served.settings.pin or seen.waiting:
+    return None if served.settings.pin or seen.waiting else rival_that_stays(view, seen)
+
+
+def _why_unused(view: View, seen: Observed, *, now_s: float) -> str | None:
+    """By its keep_alive."""
+    if is_pinned(view, seen) or seen.waiting:
         return None
-    if (rival := rival_that_stays(view, seen)) is not None:
-        return rival
     if seen.state is InstanceState.READY and seen.idle_since_s is not None:
         idle_s = now_s - seen.idle_since_s
         return _expired(idle_s, keep_alive_s=seen.keep_alive_s)

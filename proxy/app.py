@@ -19,6 +19,7 @@ from proxy.access import Access, Answered
 from proxy.door import Door, DoorSettings
 from proxy.errors import CallerLeft, Dialect
 from proxy.exchange import TEXT, Exchange, Receive, Scope, Send
+from proxy.metrics import CALLER_LEFT_STATUS, CONTENT_TYPE, Metrics
 from proxy.ollama import catalogue, chat, embed
 from proxy.service import Service
 from proxy.upstream import UpstreamPools
@@ -30,7 +31,6 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Handler = Callable[[Door, Exchange], Awaitable[None]]
 
 PARTING_S = 0.5  # for the last event of a stream that is ended because the daemon stops
-CALLER_LEFT_STATUS = 499  # as nginx and Ollama log it; nobody receives it
 
 _SLASHES = re.compile("/{2,}")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._\-]{1,64}")
@@ -51,9 +51,17 @@ async def health(door: Door, exchange: Exchange) -> None:
     )
 
 
+async def metrics(door: Door, exchange: Exchange) -> None:
+    """GET /metrics, where the operator wants it on this port."""
+    if not door.settings.serves_metrics:
+        return await _not_found(exchange)
+    return await exchange.reply(200, door.metrics.text(), content_type=CONTENT_TYPE)
+
+
 ROUTES: dict[str, dict[str, Handler]] = {
     "/": {"GET": catalogue.root, "HEAD": catalogue.root},
     "/health": {"GET": health, "HEAD": health},
+    "/metrics": {"GET": metrics, "HEAD": metrics},
     "/api/version": {"GET": catalogue.version, "HEAD": catalogue.version},
     "/api/status": {"GET": catalogue.status},
     "/api/tags": {"GET": catalogue.tags, "HEAD": catalogue.tags},
@@ -70,9 +78,11 @@ ROUTES: dict[str, dict[str, Handler]] = {
 }
 
 
-def build_app(service: Service, pools: UpstreamPools, settings: DoorSettings) -> ASGIApp:
+def build_app(
+    service: Service, pools: UpstreamPools, settings: DoorSettings, metrics: Metrics
+) -> ASGIApp:
     """The application of the public port."""
-    return _App(Door(service, pools, settings))
+    return _App(Door(service, pools, settings, metrics))
 
 
 class _App:
@@ -100,6 +110,7 @@ class _App:
             await _part(exchange)  # not raised again: uvicorn logs what ends its task as a bug
         finally:
             _log_served(exchange, error)
+            self._door.metrics.served(exchange, error)
 
     async def _served(self, exchange: Exchange) -> str | None:
         """Answers; what went wrong, in a word, None where nothing did."""
@@ -141,11 +152,15 @@ async def _route(door: Door, exchange: Exchange) -> None:
         return await _wrong_method(exchange, ("GET",))
     methods = ROUTES.get(path) or ROUTES.get(path.rstrip("/"))
     if methods is None:
-        return await exchange.reply(404, b"404 page not found", content_type=TEXT)
+        return await _not_found(exchange)
     handler = methods.get(exchange.method)
     if handler is None:
         return await _wrong_method(exchange, tuple(methods))
     return await handler(door, exchange)
+
+
+async def _not_found(exchange: Exchange) -> None:
+    await exchange.reply(404, b"404 page not found", content_type=TEXT)
 
 
 async def _wrong_method(exchange: Exchange, allowed: tuple[str, ...]) -> None:

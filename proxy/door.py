@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from proxy.metrics import Metrics
 from proxy.service import Service
 from proxy.upstream import UpstreamPools
 
@@ -17,12 +18,15 @@ class DoorSettings:
     """Only then is the Host header checked, as Ollama does."""
     version: str
     """What is told to Ollama's clients: plain numbers, at least 0.20."""
+    serves_metrics: bool
+    """Whether `/metrics` is a route of the public port."""
 
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """The three together."""
+    """All of them together."""
 
     service: Service
     pools: UpstreamPools
     settings: DoorSettings
+    metrics: Metrics

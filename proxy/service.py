@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from planners.model import BrokenFile, ModelId, ServedModel
-from planners.view import Observed
+from planners.view import LineSeen, Observed
 from supervisor.lease import Lease, Usage
 
 
@@ -23,6 +23,9 @@ class Service(Protocol):
 
     def running(self) -> Sequence[Observed]:
         """Every instance as it is now."""
+
+    def lines(self) -> Sequence[LineSeen]:
+        """Every model's line that somebody stands in."""
 
     def lease(
         self,

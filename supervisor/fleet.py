@@ -13,7 +13,7 @@ from time import monotonic
 
 import structlog
 
-from planners.actions import Action, Allow, Refuse, Restart, Start, Stop, Yield
+from planners.actions import Action, Allow, Departure, Refuse, Restart, Start, Stop, Yield
 from planners.backends import Engine
 from planners.hardware import DeviceId, HardwareProfile
 from planners.learning import Exchange, learned_reasons
@@ -113,7 +113,8 @@ class Fleet:
             asking.cancel()
             self._preflights.stop()
             for instance in self._instances.values():
-                instance.stop("the daemon is stopping", drain_s=self._desired.settings.drain_s)
+                drain_s = self._desired.settings.drain_s
+                instance.stop("the daemon is stopping", Departure.STOPPING, drain_s=drain_s)
 
     def look(self) -> None:
         """Have the loop look at the world soon."""
@@ -213,14 +214,15 @@ class Fleet:
         """Drain and stop the model's instances; False where none ran."""
         ours = self._leasing.of(model_id)
         for instance in ours:
-            instance.stop("unload was asked for", drain_s=self._desired.settings.finish_s)
+            drain_s = self._desired.settings.finish_s
+            instance.stop("unload was asked for", Departure.ASKED, drain_s=drain_s)
         return bool(ours)
 
     def retry(self, model_id: ModelId) -> bool:
         """Forget a failed instance: the next request launches anew. False where none failed."""
         failed = [i for i in self._leasing.of(model_id) if i.observe().state.is_down]
         for instance in failed:
-            instance.stop("retry was asked for", drain_s=0.0)
+            instance.stop("retry was asked for", Departure.ASKED, drain_s=0.0)
         return bool(failed)
 
     async def outlook(
@@ -370,11 +372,12 @@ class Fleet:
                 instance.resume(plan, self._engine(plan))
             case Stop(instance_id, reason, finishes=finishes):
                 drain_s = LONGEST_REPLY_S if finishes else self._desired.settings.finish_s
-                self._instances[instance_id].stop(reason, drain_s=drain_s)
+                instance = self._instances[instance_id]
+                instance.stop(reason, action.departure, drain_s=drain_s)
             case Yield(instance_id, reason):
                 instance = self._instances[instance_id]
                 self._yielded_s[instance.model_id] = monotonic()
-                instance.stop(reason, drain_s=LONGEST_REPLY_S)
+                instance.stop(reason, action.departure, drain_s=LONGEST_REPLY_S)
             case Allow(instance_id, context, reason):
                 self._allow(self._instances[instance_id], context, reason)
             case Refuse():

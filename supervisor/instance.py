@@ -14,6 +14,7 @@ from time import monotonic, time
 
 import structlog
 
+from planners.actions import Departure
 from planners.backends import Engine
 from planners.errors import PlanError
 from planners.exits import OUT_OF_MEMORY, Cause, ExitKind, classify, is_hopeless
@@ -150,10 +151,11 @@ class Instance:
             self._rung = self._shop.history.rung_of(plan)
         self._plan, self._engine = plan, engine
         self._retry_at_s = None
-        self._enter(InstanceState.LOADING)
+        why = {} if self._cause is None else {"why": self._cause.kind.value}
+        self._enter(InstanceState.LOADING, **why)
         self._resumed.set()
 
-    def stop(self, reason: str, *, drain_s: float) -> None:
+    def stop(self, reason: str, departure: Departure, *, drain_s: float) -> None:
         """Drain for `drain_s` at most, stop the child, end. The shortest drain asked for counts."""
         self._drain_until_s = min(self._drain_until_s, monotonic() + drain_s)
         self._hurried.set()
@@ -161,7 +163,8 @@ class Instance:
             return
         self._shop.book.shut(self.instance_id)
         ready = self._state is InstanceState.READY
-        self._enter(InstanceState.DRAINING if ready else InstanceState.STOPPING, reason=reason)
+        state = InstanceState.DRAINING if ready else InstanceState.STOPPING
+        self._enter(state, reason=reason, why=departure.value)
         self._stop_asked.set()
 
     def served(self, usage: Usage) -> None:
@@ -422,7 +425,7 @@ class Instance:
             sample = replace(self._launch.sample(outcome, cause=why), rung=rung)
             self._shop.history.launched(sample)
 
-    def _enter(self, state: InstanceState, *, reason: str = "", **facts: float) -> None:
+    def _enter(self, state: InstanceState, *, reason: str = "", **facts: str | float) -> None:
         self._state = state
         self._record(_EVENT[state], reason=reason, **facts)
         self._shop.changed()

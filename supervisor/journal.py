@@ -20,6 +20,7 @@ import structlog
 
 from planners.model import ModelId
 from planners.plan import InstanceId
+from supervisor.event_counts import EventCounts
 from supervisor.follower import Follower
 from supervisor.journal_file import EVENTS, Cell, JournalFile, Row
 from supervisor.printable import printable
@@ -59,6 +60,7 @@ class Journal:
         self._pending: deque[tuple[str, Row]] = deque(maxlen=MAX_PENDING)
         self._wake = asyncio.Event()
         self._dropped = 0
+        self.counts = EventCounts()
         self._followers: dict[Follower[Event], ModelId | None] = {}
 
     def record(
@@ -74,6 +76,7 @@ class Journal:
         told = {k: _clipped(v, MAX_FACT) if isinstance(v, str) else v for k, v in facts.items()}
         event = Event(time.time(), kind, model_id, instance_id, _clipped(reason, MAX_REASON), told)
         self.write(EVENTS, _row(event))
+        self.counts.take(kind, model_id, facts)
         for follower, wanted in self._followers.items():
             if wanted in (None, model_id):
                 follower.tell(event)

@@ -39,6 +39,7 @@ from proxy.admin.service import AdminService, ReloadRefused
 from proxy.admin.status import StatusReport
 from proxy.bodies import decoded, read_body
 from proxy.errors import BadRequest, CallerLeft, Dialect, ProxyError, UnknownModel, answer, body
+from proxy.metrics import CONTENT_TYPE
 from supervisor.lease import LeaseError, Stopping
 from supervisor.planner import PlanTookTooLong
 from supervisor.probe import HostUnread
@@ -84,6 +85,7 @@ def build_admin_app(service: AdminService) -> Starlette:
     door = _Door(service)
     routes = [
         Route("/status", _answering(service, door.status), methods=["GET"]),
+        Route("/metrics", _answering(service, door.metrics), methods=["GET"]),
         Route("/models", _answering(service, door.models), methods=["GET"]),
         Route("/plan", _answering(service, door.plan), methods=["POST"]),
         Route("/plans", _answering(service, door.plans), methods=["POST"]),
@@ -165,6 +167,9 @@ class _Door:
 
     async def status(self, _: Request) -> StatusReport:
         return self._service.status()
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(self._service.metrics(), headers={"content-type": CONTENT_TYPE.decode()})
 
     async def models(self, _: Request) -> ModelsReport:
         return self._service.models()

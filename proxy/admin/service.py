@@ -25,6 +25,9 @@ class AdminService(Protocol):
     def status(self) -> StatusReport:
         """Everything at one moment."""
 
+    def metrics(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+
     def models(self) -> ModelsReport:
         """What is on offer."""
 

@@ -224,6 +224,9 @@ class OneModelService:
     def status(self) -> StatusReport:
         return STATUS
 
+    def metrics(self) -> bytes:
+        return b"# EOF\n"
+
     def models(self) -> ModelsReport:
         return MODELS
 

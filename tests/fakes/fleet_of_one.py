@@ -12,7 +12,7 @@ import msgspec
 
 from planners.model import BrokenFile, ModelId, ModelInfo, ServedModel
 from planners.plan import InstanceId, LaunchPlan
-from planners.view import InstanceState, Observed
+from planners.view import InstanceState, LineSeen, Observed
 from supervisor.lease import Lease, Usage
 from tests.fakes.machines import PLAIN
 
@@ -185,6 +185,9 @@ class FleetOfOne:
                 retry_at_s=None,
             ),
         )
+
+    def lines(self) -> Sequence[LineSeen]:
+        return ()
 
     @asynccontextmanager
     async def lease(

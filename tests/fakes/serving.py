@@ -8,16 +8,27 @@ from dataclasses import dataclass
 
 import httpx
 
-from proxy.app import build_app
+from proxy.app import ROUTES, build_app
 from proxy.door import DoorSettings
+from proxy.metrics import Metrics
 from proxy.protocol import PATIENT, Patience
 from proxy.server import serve
 from proxy.service import Service
 from proxy.upstream import UpstreamPools
+from supervisor.event_counts import EventCounts
 
 SETTINGS = DoorSettings(
-    max_body_bytes=1 << 20, origins=(), listen_is_loopback=True, version="0.24.0"
+    max_body_bytes=1 << 20,
+    origins=(),
+    listen_is_loopback=True,
+    version="0.24.0",
+    serves_metrics=True,
 )
+
+
+def metrics_of(service: Service) -> Metrics:
+    """New metrics, which know of no event."""
+    return Metrics(service, EventCounts(), version="1.2.3", routes=ROUTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +40,7 @@ class Served:
     client: httpx.AsyncClient
     pools: UpstreamPools
     stop: asyncio.Event
+    metrics: Metrics
 
 
 @asynccontextmanager
@@ -40,13 +52,14 @@ async def serving(
     patience: Patience = PATIENT,
 ) -> AsyncIterator[Served]:
     """Serves `service`; ends with a drain."""
+    metrics = metrics_of(service)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(128)
     port = listener.getsockname()[1]
     stop, started = asyncio.Event(), asyncio.Event()
     async with UpstreamPools(connections_per_child=8) as pools, asyncio.TaskGroup() as tasks:
-        app = build_app(service, pools, settings)
+        app = build_app(service, pools, settings, metrics)
         door = serve(
             app, (listener,), stop=stop, started=started, drain_s=drain_s, patience=patience
         )
@@ -56,6 +69,6 @@ async def serving(
         url = f"http://127.0.0.1:{port}"
         try:
             async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
-                yield Served(url, port, client, pools, stop)
+                yield Served(url, port, client, pools, stop, metrics)
         finally:
             stop.set()

@@ -20,6 +20,7 @@ from supervisor.probe import HardwareProbe
 from supervisor.records import Records, open_records
 from supervisor.tinymodel import tiny_model
 from tests.fakes.machines import machine
+from tests.fakes.serving import metrics_of
 
 
 @dataclass
@@ -50,7 +51,7 @@ class House:
             heard_bytes=lambda _: 0,
             leaving=lambda _: None,
         )
-        parts = Parts(fleet, catalogue, probe, records, self.doors.append)
+        parts = Parts(fleet, catalogue, probe, records, metrics_of(fleet), self.doors.append)
         return Control(config, parts, reread=self.read, listen=["127.0.0.1:11434"])
 
 

@@ -102,7 +102,7 @@ def test_an_instance_stops_once_its_keep_alive_is_over() -> None:
     idle = seen(A, idle_since_s=NOW_S - 300)
 
     assert actions(view(A, instances=(idle,))) == (
-        Stop(idle.instance_id, "unused for 5m, its keep_alive is 5m"),
+        Stop(idle.instance_id, "unused for 5m, its keep_alive is 5m", is_unused=True),
     )
 
 

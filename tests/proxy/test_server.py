@@ -14,7 +14,7 @@ from proxy.app import build_app
 from proxy.server import serve
 from proxy.upstream import UpstreamPools
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
-from tests.fakes.serving import SETTINGS, Served, serving
+from tests.fakes.serving import SETTINGS, Served, metrics_of, serving
 
 STREAM = {"model": "tiny", "messages": [{"role": "user", "content": "one two"}], "stream": True}
 Last = Callable[[str], object]
@@ -127,7 +127,7 @@ async def test_cancelled_it_ends_without_draining(tmp_path: Path) -> None:
     started = asyncio.Event()
     fleet = FleetOfOne(served_model(), tmp_path)
     async with UpstreamPools(connections_per_child=1) as pools:
-        app = build_app(fleet, pools, SETTINGS)
+        app = build_app(fleet, pools, SETTINGS, metrics_of(fleet))
         task = asyncio.ensure_future(
             serve(app, (listener,), stop=asyncio.Event(), started=started, drain_s=lambda: 60)
         )

@@ -1,0 +1,32 @@
+"""Counts of what a fleet does, with the fake engine."""
+
+import os
+import signal
+
+from planners.view import InstanceState
+from tests.fakes.fleet_world import TINY, MakeWorld
+
+
+async def test_loads_unloads_and_restarts_are_counted_with_their_reasons(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world() as world:
+        counts = world.journal.counts
+        await world.served_by()
+        os.kill(world.pid(), signal.SIGKILL)
+        await world.until(lambda: world.state() is not InstanceState.READY)
+        await world.served_by()
+        world.fleet.unload(TINY)
+        await world.until_state(None)
+
+        assert counts.load_s[TINY].count == 2
+        assert dict(counts.restarts) == {(TINY, "killed"): 1}
+        assert dict(counts.evictions) == {(TINY, "asked"): 1}
+
+
+async def test_an_unused_model_leaves_for_that_reason(fleet_world: MakeWorld) -> None:
+    async with fleet_world() as world:
+        await world.served_by(keep_alive_s=0.0)
+        await world.until_state(None)
+
+        assert dict(world.journal.counts.evictions) == {(TINY, "unused"): 1}
