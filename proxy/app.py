@@ -5,7 +5,6 @@ Raw ASGI, since every token goes through here. Each request ends in one log line
 
 import asyncio
 import re
-import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from time import monotonic
@@ -21,6 +20,7 @@ from proxy.errors import CallerLeft, Dialect
 from proxy.exchange import TEXT, Exchange, Receive, Scope, Send
 from proxy.metrics import CALLER_LEFT_STATUS, CONTENT_TYPE, Metrics
 from proxy.ollama import catalogue, chat, embed
+from proxy.request_id import request_id
 from proxy.service import Service
 from proxy.upstream import UpstreamPools
 from supervisor.lease import Stopping
@@ -33,7 +33,6 @@ Handler = Callable[[Door, Exchange], Awaitable[None]]
 PARTING_S = 0.5  # for the last event of a stream that is ended because the daemon stops
 
 _SLASHES = re.compile("/{2,}")
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._\-]{1,64}")
 _MODEL_PREFIX = "/v1/models/"
 
 
@@ -98,7 +97,7 @@ class _App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        exchange = Exchange(scope, receive, send, request_id=_request_id(scope))
+        exchange = Exchange(scope, receive, send, request_id=request_id(scope["headers"]))
         exchange.path = _SLASHES.sub("/", exchange.path)
         exchange.dialect = _dialect(exchange.path)
         bind_contextvars(request_id=exchange.request_id)
@@ -183,14 +182,6 @@ def _dialect(path: str) -> Dialect:
     if path.startswith("/v1/messages"):
         return Dialect.ANTHROPIC
     return Dialect.OPENAI if path.startswith("/v1/") else Dialect.OLLAMA
-
-
-def _request_id(scope: Scope) -> str:
-    """The caller's own id where it is a decent one, so that its logs and ours can be joined."""
-    for name, value in scope["headers"]:
-        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
-            return str(value, "ascii")
-    return secrets.token_hex(8)
 
 
 def _own_addresses() -> list[str]:

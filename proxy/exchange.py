@@ -4,6 +4,7 @@ It knows framing, not meaning: dialects say what to write.
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from enum import Enum
 from time import monotonic
@@ -16,6 +17,7 @@ from proxy import errors
 from proxy.bodies import read_body
 from proxy.errors import Answer, CallerLeft, Dialect
 from proxy.protocol import LEAVING, Leaving
+from proxy.request_id import HEADER as REQUEST_ID
 from supervisor.lease import Lease, Usage
 
 Scope = MutableMapping[str, Any]
@@ -25,6 +27,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 JSON = b"application/json; charset=utf-8"
 TEXT = b"text/plain; charset=utf-8"
+TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")  # W3C trace context
 
 
 class Framing(Enum):
@@ -80,7 +83,7 @@ class Exchange:
     __slots__ = (
         "_receive", "_send", "dialect", "extra_headers", "finished", "first_byte_s", "framing",
         "headers", "lease", "method", "model", "path", "request_id", "scope", "sent_bytes",
-        "started_s", "status", "usage",
+        "started_s", "status", "traceparent", "usage",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str) -> None:
@@ -91,7 +94,7 @@ class Exchange:
         self.request_id = request_id
         self.started_s = monotonic()
         self.dialect = Dialect.OLLAMA
-        self.extra_headers: list[tuple[bytes, bytes]] = [(b"x-request-id", request_id.encode())]
+        self.extra_headers: list[tuple[bytes, bytes]] = [(REQUEST_ID, request_id.encode())]
         self.framing: Framing | None = None
         self.status = 0
         self.sent_bytes = 0
@@ -100,6 +103,8 @@ class Exchange:
         self.model: str | None = None
         self.lease: Lease | None = None
         self.usage: Usage | None = None
+        self.traceparent = b""
+        """Of our own span, where requests are traced."""
 
     @property
     def begun(self) -> bool:
@@ -115,6 +120,15 @@ class Exchange:
     def header(self, name: bytes) -> bytes:
         """The first value of a header, by its lower-case name; empty where there is none."""
         return next((value for key, value in self.headers if key == name), b"")
+
+    @property
+    def passed_on(self) -> Headers:
+        """What a child is told of the request: its id, and the trace that it belongs to."""
+        own = (REQUEST_ID, self.request_id.encode())
+        trace = self.traceparent or self.header(b"traceparent")
+        if not TRACEPARENT.fullmatch(trace):
+            return (own,)
+        return (own, (b"traceparent", trace))
 
     async def body(self, *, limit_bytes: int) -> bytes:
         """The whole request body. Raises BodyTooLarge, CallerLeft."""

@@ -79,7 +79,7 @@ async def converse(
             try:
                 if check is not None:
                     await check(lease)
-                async with _sent(door, order, lease) as response:
+                async with _sent(door, exchange, order, lease) as response:
                     await hear(lease, response)
                 door.service.answered(lease)
                 return
@@ -92,12 +92,12 @@ async def converse(
                     raise exc.explained(cause, times=times) from exc
 
 
-def _sent(door: Door, order: Order, lease: Lease) -> UpstreamRequest:
+def _sent(door: Door, exchange: Exchange, order: Order, lease: Lease) -> UpstreamRequest:
     return door.pools.request(
         lease.socket_path,
         method=b"POST",
         target=order.target,
-        headers=_JSON_HEADERS,
+        headers=(*_JSON_HEADERS, *exchange.passed_on),
         body=pinned(order, lease),
     )
 

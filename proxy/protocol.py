@@ -20,6 +20,8 @@ from uvicorn._types import (
 )
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from proxy.request_id import request_id
+
 HEAD_BYTES = 64 << 10  # of names and values; a browser with all its cookies sends 10 KiB
 HEADERS = 128
 URL_BYTES = 8 << 10  # as nginx and Apache
@@ -174,9 +176,11 @@ class DoorProtocol(HttpToolsProtocol):
         is_its_own = self._in_body and not self.pipeline
         if not self._is_answering or (is_its_own and cycle and not cycle.response_started):
             told = f"{status.value} {status.phrase}".encode()
+            headers = cycle.scope["headers"] if is_its_own and cycle else self.headers or ()
             self.transport.write(
                 b"HTTP/1.1 %b\r\ncontent-type: text/plain; charset=utf-8\r\n"
-                b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (told, len(told), told)
+                b"x-request-id: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+                % (told, request_id(headers).encode(), len(told), told)
             )
             self.transport.write_eof()
             self.loop.call_later(LINGER_S, self.transport.close)

@@ -54,6 +54,50 @@ async def until_idle(fleet: FleetOfOne) -> None:
             await asyncio.sleep(0.01)  # cadence
 
 
+@asynccontextmanager
+async def overheard(fleet: FleetOfOne, folder: Path) -> AsyncIterator[bytearray]:
+    """What is sent to the child, by way of a socket before its own."""
+    assert fleet.child is not None
+    heard, own_path, path = bytearray(), fleet.child.socket_path, str(folder / "ear.sock")
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_unix_connection(own_path)
+
+        async def copy(
+            source: asyncio.StreamReader, sink: asyncio.StreamWriter, kept: bytearray
+        ) -> None:
+            while data := await source.read(1 << 16):
+                kept += data
+                sink.write(data)
+            sink.close()
+
+        await asyncio.gather(copy(reader, back, heard), copy(there, writer, bytearray()))
+
+    async with await asyncio.start_unix_server(pass_on, path):
+        fleet.child.socket_path = path
+        yield heard
+        fleet.child.socket_path = own_path
+
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_the_child_is_told_the_requests_id_and_trace(tmp_path: Path, route: str) -> None:
+    async with door(tmp_path) as (fleet, served):
+        await served.client.post(route, json=CHAT)
+        async with overheard(fleet, tmp_path) as heard:
+            own = {"X-Request-Id": "abc-1", "traceparent": TRACE}
+            await served.client.post(route, json={**CHAT, "stream": False}, headers=own)
+            odd = {"X-Request-Id": "abc-2", "traceparent": "00-" + "A" * 52}
+            await served.client.post(route, json={**CHAT, "stream": False}, headers=odd)
+
+    first, _, second = bytes(heard).partition(b"abc-2")
+    assert b"\r\nx-request-id: abc-1\r\n" in first
+    assert b"\r\ntraceparent: %b\r\n" % TRACE.encode() in first
+    assert b"traceparent" not in second
+
+
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 async def test_a_child_killed_between_two_requests_is_invisible_to_the_second(

@@ -144,6 +144,37 @@ async def test_trailers_without_an_end_are_refused(idle: FleetOfOne, trailers: b
     assert told.startswith(b"HTTP/1.1 431")
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(
+            b"GET / HTTP/1.1\r\nX-Request-Id: abc-1\r\nA: b\r\n\x00: 1\r\n\r\n", id="no head"
+        ),
+        pytest.param(
+            POST.replace(b"\r\n\r\n", b"\r\nX-Request-Id: abc-1\r\n\r\n") + b"zz\r\n",
+            id="no body",
+        ),
+    ],
+)
+async def test_a_refusal_without_a_route_has_the_request_id_too(
+    idle: FleetOfOne, sent: bytes
+) -> None:
+    async with calling(idle) as caller:
+        await caller.send(sent)
+        told = await caller.rest()
+
+    assert told.startswith(b"HTTP/1.1 400 ")
+    assert b"\r\nx-request-id: abc-1\r\n" in told
+
+
+async def test_what_is_no_request_at_all_is_given_an_id(idle: FleetOfOne) -> None:
+    async with calling(idle) as caller:
+        await caller.send(b"\x16\x03\x01hello\r\n\r\n")
+        told = await caller.rest()
+
+    assert b"\r\nx-request-id: " in told
+
+
 async def test_what_is_no_request_is_not_answered_in_the_middle_of_a_reply(
     tmp_path: Path,
 ) -> None:
