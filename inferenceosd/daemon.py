@@ -37,6 +37,7 @@ from inferenceosd.logs import configure_logging
 from inferenceosd.platform_folders import own_model_dir
 from inferenceosd.service_manager import ServiceManager
 from inferenceosd.state_lock import StateLocked, locked
+from inferenceosd.traces import open_traces
 from proxy.admin.routes import build_admin_app
 from proxy.admin.service import ReloadRefused
 from proxy.app import PARTING_S, ROUTES, ASGIApp, build_app
@@ -89,7 +90,7 @@ def run(config: Config, *, reload: Callable[[], Config]) -> int:
             print(f"inferenceosd: {exc}", file=sys.stderr)
             return 1
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_Daemon(config, doors, ground, manager, reload).serve())
+            runner.run(_Daemon(config, doors, ground, manager, reload, held).serve())
     return 0
 
 
@@ -202,9 +203,10 @@ class _Daemon:
         ground: Ground,
         manager: ServiceManager,
         reread: Callable[[], Config],
+        held: ExitStack,
     ) -> None:
         self._config, self._doors, self._ground = config, doors, ground
-        self._manager, self._reread = manager, reread
+        self._manager, self._reread, self._held = manager, reread, held
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
 
@@ -241,10 +243,15 @@ class _Daemon:
             heard_bytes=pools.heard_bytes,
         )
         metrics = Metrics(fleet, records.journal.counts, version=__version__, routes=ROUTES)
-        front = _Front(build_app(fleet, pools, self._door_settings(config), metrics))
+        traces = open_traces(os.environ, fleet, metrics, self._held)
+
+        def app(config: Config) -> ASGIApp:
+            return build_app(fleet, pools, self._door_settings(config), metrics, traces=traces)
+
+        front = _Front(app(config))
 
         def reconfigure(changed: Config) -> None:
-            front.app = build_app(fleet, pools, self._door_settings(changed), metrics)
+            front.app = app(changed)
 
         parts = Parts(fleet, catalogue, probe, records, metrics, reconfigure)
         listen = self._doors.listen

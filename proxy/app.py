@@ -15,7 +15,7 @@ from structlog.contextvars import bind_contextvars
 
 from proxy import errors, openai
 from proxy.access import Access, Answered
-from proxy.door import Door, DoorSettings
+from proxy.door import Door, DoorSettings, Traces
 from proxy.errors import CallerLeft, Dialect
 from proxy.exchange import TEXT, Exchange, Receive, Scope, Send
 from proxy.metrics import CALLER_LEFT_STATUS, CONTENT_TYPE, Metrics
@@ -78,15 +78,20 @@ ROUTES: dict[str, dict[str, Handler]] = {
 
 
 def build_app(
-    service: Service, pools: UpstreamPools, settings: DoorSettings, metrics: Metrics
+    service: Service,
+    pools: UpstreamPools,
+    settings: DoorSettings,
+    metrics: Metrics,
+    *,
+    traces: Traces | None = None,
 ) -> ASGIApp:
     """The application of the public port."""
-    return _App(Door(service, pools, settings, metrics))
+    return _App(Door(service, pools, settings, metrics), traces)
 
 
 class _App:
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, door: Door, traces: Traces | None) -> None:
+        self._door, self._traces = door, traces
         self._access = Access(
             origins=door.settings.origins,
             checks_host=door.settings.listen_is_loopback,
@@ -101,6 +106,7 @@ class _App:
         exchange.path = _SLASHES.sub("/", exchange.path)
         exchange.dialect = _dialect(exchange.path)
         bind_contextvars(request_id=exchange.request_id)
+        trace = self._traces.begun(exchange) if self._traces is not None else None
         error: str | None = None
         try:
             error = await self._served(exchange)
@@ -110,6 +116,8 @@ class _App:
         finally:
             _log_served(exchange, error)
             self._door.metrics.served(exchange, error)
+            if trace is not None:
+                trace.end(exchange, error)
 
     async def _served(self, exchange: Exchange) -> str | None:
         """Answers; what went wrong, in a word, None where nothing did."""

@@ -1,7 +1,9 @@
 """What every route is handed: the fleet, connections to its children, the port's settings."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
+from proxy.exchange import Exchange
 from proxy.metrics import Metrics
 from proxy.service import Service
 from proxy.upstream import UpstreamPools
@@ -30,3 +32,17 @@ class Door:
     pools: UpstreamPools
     settings: DoorSettings
     metrics: Metrics
+
+
+class Trace(Protocol):
+    """One request that is traced."""
+
+    def end(self, exchange: Exchange, error: str | None) -> None:
+        """It has ended."""
+
+
+class Traces(Protocol):
+    """Requests as spans: proxy.tracing, which is imported only where they are wanted."""
+
+    def begun(self, exchange: Exchange) -> Trace:
+        """A trace of a request that came just now; gives the exchange its `traceparent`."""

@@ -55,8 +55,11 @@ class Metrics:
         model, path = exchange.model, exchange.path
         if model is None:
             model = UNKNOWN if error == UnknownModel.code else ""
-        route = self._routes.get(path) or self._route(path)
-        key = (route, model, exchange.status or CALLER_LEFT_STATUS)
+        key = (
+            self._routes.get(path) or self.route(path),
+            model,
+            exchange.status or CALLER_LEFT_STATUS,
+        )
         before = self.requests.get(key)
         if before is None:
             before, key = self._first(key)
@@ -87,8 +90,8 @@ class Metrics:
         many = (MANY, MANY, key[2])
         return self.requests.get(many, 0), many
 
-    def _route(self, path: str) -> str:
-        """The pattern of the table that a path is answered by."""
+    def route(self, path: str) -> str:
+        """The pattern of the table that a path is answered by; MANY where there is none."""
         if (bare := path.rstrip("/")) in self._routes:
             return bare
         within = (route for route in _PATTERNS if path.startswith(route[: route.index("{")]))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import httpx
 
 from proxy.app import ROUTES, build_app
-from proxy.door import DoorSettings
+from proxy.door import DoorSettings, Traces
 from proxy.metrics import Metrics
 from proxy.protocol import PATIENT, Patience
 from proxy.server import serve
@@ -50,6 +50,7 @@ async def serving(
     settings: DoorSettings = SETTINGS,
     drain_s: Callable[[], float] = lambda: 0.2,
     patience: Patience = PATIENT,
+    traces: Callable[[Metrics], Traces] | None = None,
 ) -> AsyncIterator[Served]:
     """Serves `service`; ends with a drain."""
     metrics = metrics_of(service)
@@ -59,7 +60,9 @@ async def serving(
     port = listener.getsockname()[1]
     stop, started = asyncio.Event(), asyncio.Event()
     async with UpstreamPools(connections_per_child=8) as pools, asyncio.TaskGroup() as tasks:
-        app = build_app(service, pools, settings, metrics)
+        app = build_app(
+            service, pools, settings, metrics, traces=traces(metrics) if traces else None
+        )
         door = serve(
             app, (listener,), stop=stop, started=started, drain_s=drain_s, patience=patience
         )
