@@ -21,7 +21,7 @@ from proxy.exchange import Exchange
 from proxy.metrics import CALLER_LEFT_STATUS
 from proxy.service import Service
 
-CLOSE_S = 2.0  # for the last spans to be sent, when the daemon stops
+CLOSE_S = 1.0  # for the last spans to be sent, when the daemon stops
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 

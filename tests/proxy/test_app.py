@@ -6,7 +6,8 @@ import pytest
 from structlog.typing import EventDict
 
 from planners.model import BrokenFile, ServedModel
-from tests.fakes.fleet_of_one import FleetOfOne, served_model
+from proxy.app import ROUTES
+from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
 from tests.fakes.serving import SETTINGS, serving
 
 
@@ -158,6 +159,29 @@ async def test_a_request_is_one_log_line_without_its_prompt(
         "model_not_found",
     )
     assert "secret" not in repr(line)
+
+
+MOST_LINES = 3  # a request at info
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("path", [*ROUTES, "/v1/models/tiny", "/no/such/path"])
+async def test_every_route_logs_a_few_lines_a_request_each_with_its_id(
+    tmp_path: Path, path: str, method: str, served: list[EventDict]
+) -> None:
+    told = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "my secret"}],
+        "prompt": "my secret",
+        "input": "my secret",
+    }
+    async with fleet_of_one(tmp_path) as one, serving(one) as at:
+        reply = await at.client.request(method, path, json=told, headers={"X-Request-Id": "abc-1"})
+
+    assert reply.headers["x-request-id"] == "abc-1"
+    assert 1 <= len(served) <= MOST_LINES
+    assert {line["request_id"] for line in served} == {"abc-1"}
+    assert "secret" not in repr(served)
 
 
 @pytest.mark.parametrize("path", ["/api/tags", "/v1/models"])
