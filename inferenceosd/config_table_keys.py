@@ -160,7 +160,8 @@ CALLER_PRIORITY = Key(
     "priority",
     choice(*(priority.value for priority in Priority)),
     Priority.NORMAL.value,
-    "How urgent its requests are while a model has a line: of 21 slots that come free, high ones"
+    "How urgent its requests are while a model has a line (a request can lower its own with the"
+    " header `X-Priority`): of 21 slots that come free, high ones"
     " get 16, normal ones 4 and low ones 1, where all three wait.",
     "nobody goes first",
 )

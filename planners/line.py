@@ -41,6 +41,11 @@ class Waiting(Protocol):
 W = TypeVar("W", bound=Waiting)
 
 
+def lower(one: Priority, other: Priority) -> Priority:
+    """The less urgent of two."""
+    return max(one, other, key=STRIDES.__getitem__)
+
+
 def most_grants(priority: Priority, *, callers: int) -> int:
     """Grants after which the first request of a caller has been served.
 

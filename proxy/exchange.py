@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from planners.line import Priority
 from proxy import errors
 from proxy.bodies import read_body
 from proxy.errors import Answer, CallerLeft, Dialect
@@ -116,6 +117,14 @@ class Exchange:
         """Who asks, for a fair line: the peer's address."""
         client = self.scope.get("client")
         return client[0] if client else "local"
+
+    @property
+    def priority(self) -> Priority:
+        """What the caller says of its request in `X-Priority`; where it says nothing, the most."""
+        try:
+            return Priority(self.header(b"x-priority").decode("latin-1").strip().lower())
+        except ValueError:
+            return Priority.HIGH
 
     def header(self, name: bytes) -> bytes:
         """The first value of a header, by its lower-case name; empty where there is none."""

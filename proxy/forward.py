@@ -73,7 +73,11 @@ async def converse(
     """
     for times in range(1, TRIES + 1):
         async with door.service.lease(
-            model.model_id, caller=exchange.caller, keep_alive_s=keep_alive_s, context=context
+            model.model_id,
+            caller=exchange.caller,
+            keep_alive_s=keep_alive_s,
+            context=context,
+            priority=exchange.priority,
         ) as lease:
             exchange.lease = lease
             try:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from planners.line import Priority
 from planners.model import BrokenFile, ModelId, ServedModel
 from planners.view import LineSeen, Observed
 from supervisor.lease import Lease, Usage
@@ -34,10 +35,12 @@ class Service(Protocol):
         caller: str,
         keep_alive_s: float | None = None,
         context: int | None = None,
+        priority: Priority = Priority.HIGH,
     ) -> AbstractAsyncContextManager[Lease]:
         """A slot of a ready child for as long as the block lasts, after a load where need be.
 
-        `context`: tokens that the caller wants; the lease says what it gets. Raises LeaseError.
+        `context`: tokens that the caller wants; the lease says what it gets. `priority`: what the
+        caller says of its request, which can only lower its own. Raises LeaseError.
         """
 
     async def until_gone(self, lease: Lease, *, within_s: float) -> str | None:

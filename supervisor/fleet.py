@@ -17,6 +17,7 @@ from planners.actions import Action, Allow, Departure, Refuse, Restart, Start, S
 from planners.backends import Engine
 from planners.hardware import DeviceId, HardwareProfile
 from planners.learning import Exchange, learned_reasons
+from planners.line import Priority
 from planners.model import BrokenFile, ModelId, ServedModel
 from planners.other_machine import engines_there
 from planners.outlook import Outlook, Surroundings
@@ -169,13 +170,15 @@ class Fleet:
         caller: str,
         keep_alive_s: float | None = None,
         context: int | None = None,
+        priority: Priority = Priority.HIGH,
     ) -> AbstractAsyncContextManager[Lease]:
         """A slot of a ready child for as long as the block lasts. Raises LeaseError.
 
         `context`: tokens that the caller wants; what comes of it is models.context_policy's.
+        `priority`: the request's own, which can only lower its caller's.
         """
         return self._leasing.lease(
-            model_id, caller=caller, keep_alive_s=keep_alive_s, context=context
+            model_id, caller=caller, keep_alive_s=keep_alive_s, context=context, priority=priority
         )
 
     async def until_gone(self, lease: Lease, *, within_s: float) -> str | None:

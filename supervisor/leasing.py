@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from time import monotonic
 from types import TracebackType
 
+from planners.line import Priority, lower
 from planners.model import ModelId, ServedModel
 from planners.plan import InstanceId
 from planners.settings import ContextPolicy
@@ -31,6 +32,8 @@ class _Wish:
     caller: str
     keep_alive_s: float | None
     context: int | None
+    priority: Priority
+    """The request's own, which can only lower its caller's."""
 
 
 class _Leased:
@@ -85,10 +88,16 @@ class Leasing:
         return [i for i in self._instances.values() if i.model_id == host]
 
     def lease(
-        self, model_id: ModelId, *, caller: str, keep_alive_s: float | None, context: int | None
+        self,
+        model_id: ModelId,
+        *,
+        caller: str,
+        keep_alive_s: float | None,
+        context: int | None,
+        priority: Priority,
     ) -> AbstractAsyncContextManager[Lease]:
         """A slot of a ready child for as long as the block lasts. Raises LeaseError."""
-        return _Leased(self, _Wish(model_id, caller, keep_alive_s, context))
+        return _Leased(self, _Wish(model_id, caller, keep_alive_s, context, priority))
 
     async def taken(self, wish: "_Wish") -> Lease:
         """The lease that is wished for. Raises LeaseError."""
@@ -122,7 +131,7 @@ class Leasing:
             model_id,
             caller=wish.caller,
             now_s=now_s,
-            priority=settings.callers.priority(wish.caller),
+            priority=lower(wish.priority, settings.callers.priority(wish.caller)),
             context=context,
             is_exact=is_exact,
         )

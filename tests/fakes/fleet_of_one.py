@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from planners.line import Priority
 from planners.model import BrokenFile, ModelId, ModelInfo, ServedModel
 from planners.plan import InstanceId, LaunchPlan
 from planners.view import InstanceState, LineSeen, Observed
@@ -197,6 +198,7 @@ class FleetOfOne:
         caller: str,
         keep_alive_s: float | None = None,
         context: int | None = None,
+        priority: Priority = Priority.HIGH,
     ) -> AsyncIterator[Lease]:
         self.contexts.append(context)
         child = await self._ready()

@@ -1,7 +1,7 @@
 """A crowd and a chat at the same model, over HTTP, with the fleet and the fake engine."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import httpx
@@ -28,12 +28,15 @@ async def client_at(address: str, served: Served) -> AsyncIterator[httpx.AsyncCl
 
 
 @asynccontextmanager
-async def crowd(world: World, served: Served, *, requests: int) -> AsyncIterator[list[int]]:
+async def crowd(
+    world: World, served: Served, *, requests: int, headers: Mapping[str, str] | None = None
+) -> AsyncIterator[list[int]]:
     """So many requests of one caller, sent at once; the statuses of those that are answered."""
     answered: list[int] = []
 
     async def ask(client: httpx.AsyncClient) -> None:
-        answered.append((await client.post("/v1/chat/completions", json=ASKED)).status_code)
+        reply = await client.post("/v1/chat/completions", json=ASKED, headers=headers)
+        answered.append(reply.status_code)
 
     async with client_at(BATCH_ADDRESS, served) as client, asyncio.TaskGroup() as tasks:
         for _ in range(requests):
@@ -108,3 +111,19 @@ async def test_a_full_line_says_how_many_wait_and_when_to_come_back(
     assert full.json()["waiting"] == 2
     assert int(full.headers["retry-after"]) >= 1
     assert (line.model_id, line.callers[0].caller) == (TINY, BATCH_ADDRESS)
+
+
+async def test_a_batch_lets_the_chats_of_its_own_caller_go_first(fleet_world: MakeWorld) -> None:
+    async with fleet_world(max_waiting=BATCH) as world, serving(world.fleet) as served:
+        world.order(token_s=0.02)
+        await world.served_by()
+        async with crowd(world, served, requests=100, headers={"X-Priority": "low"}) as answered:
+            async with client_at(BATCH_ADDRESS, served) as client:
+                own = {"X-Priority": "high"}  # it can only lower what the caller has
+                chat = await client.post("/v1/chat/completions", json=ASKED, headers=own)
+            before_the_end = len(answered)
+            ranks = {caller.priority for line in world.fleet.lines() for caller in line.callers}
+
+    assert chat.status_code == 200
+    assert before_the_end < 50
+    assert ranks == {Priority.LOW}
