@@ -14,7 +14,8 @@ from planners.plan import DeviceBytes, LaunchPlan
 from planners.rpc import device_of_buffer
 
 _MIB = 1 << 20
-_MAPPED, _REPACKED = "CPU_Mapped", "CPU_REPACK"
+_MAPPED = "CPU_Mapped"
+_REPACKED = ("CPU_REPACK", "AMX")  # AMX: a processor with tiles has its own form (ggml-cpu/amx)
 # Bounded repeats: a child's log is not ours to trust.
 _LINE = re.compile(
     r"(?:^|\s)(\w{1,64}): {1,32}(\S{1,160}) {1,8}(model|KV|RS|output|compute) buffer size = {0,16}"
@@ -96,7 +97,8 @@ def _unread_bytes(
         if kind is BufferKind.MODEL and device_id != HOST
     )
     of_host = sum(part.weights_bytes for part in plan.predicted) - of_devices
-    return max(0, spans[_MAPPED] - max(0, of_host - spans[_REPACKED]))
+    repacked = sum(spans[name] for name in _REPACKED)
+    return max(0, spans[_MAPPED] - max(0, of_host - repacked))
 
 
 def unmapped_bytes(lines: Iterable[BufferLine]) -> int:

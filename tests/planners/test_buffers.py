@@ -95,14 +95,21 @@ def test_of_a_mapped_file_the_host_has_what_no_device_took() -> None:
     assert found[0] == DeviceBytes(HOST, mib(56.16) + mib(37.18) - mib(35.18), 0, 0)
 
 
-def test_weights_repacked_for_the_processor_are_not_counted_in_the_mapped_file_too() -> None:
+@pytest.mark.parametrize(
+    ("buffer", "repacked_mib", "of_host_mib"),
+    [("CPU_REPACK", 60, 92.10), ("AMX", 60, 92.10), ("AMX", 95.34, 95.34)],
+    ids=["repacked", "for tiles", "all of it for tiles, padded"],
+)
+def test_weights_repacked_for_the_processor_are_not_counted_in_the_mapped_file_too(
+    buffer: str, repacked_mib: float, of_host_mib: float
+) -> None:
     plan = replace(planned(), predicted=(DeviceBytes(HOST, mib(92.10), 0, 0),))
     logged = [
         BufferLine("load_tensors", "CPU_Mapped", BufferKind.MODEL, mib(92.10)),
-        BufferLine("load_tensors", "CPU_REPACK", BufferKind.MODEL, mib(60)),
+        BufferLine("load_tensors", buffer, BufferKind.MODEL, mib(repacked_mib)),
     ]
 
-    assert measured(logged, plan) == (DeviceBytes(HOST, mib(92.10), 0, 0),)
+    assert measured(logged, plan) == (DeviceBytes(HOST, mib(of_host_mib), 0, 0),)
 
 
 def test_a_child_on_the_processor_has_only_host_buffers() -> None:
