@@ -261,7 +261,8 @@ class Control:
                 return each.device_id
         if name != HOST and not self._parts.records.history.knows(DeviceId(name)):
             known = ", ".join([HOST, *(each.device_id for each in devices)])
-            raise BadRequest(f"no device {name!r}; there are {known}", param="device")
+            reason = f"nothing was learned of a device {name!r}; devices here: {known}"
+            raise BadRequest(reason, param="device")
         return DeviceId(name)
 
     # How settings come into force.

@@ -150,7 +150,7 @@ async def test_events_of_a_model_that_never_was_are_refused(control: Control) ->
 
 
 async def test_forgetting_an_unknown_device_names_those_there_are(control: Control) -> None:
-    with pytest.raises(BadRequest, match="no device 'nope'; there are host"):
+    with pytest.raises(BadRequest, match="of a device 'nope'; devices here: host"):
         await control.forget(name=None, device="nope")
 
 
