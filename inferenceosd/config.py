@@ -276,6 +276,7 @@ def _fleet(values: Values) -> FleetSettings:
         max_loaded=values.get(keys.MODELS_MAX_LOADED),
         max_waiting=values.get(keys.MODELS_MAX_WAITING),
         load_s=values.get(keys.FLEET_LOAD_TIMEOUT),
+        load_limit_s=values.get(keys.FLEET_LOAD_LIMIT),
         drain_s=values.get(keys.FLEET_DRAIN_TIMEOUT),
         finish_s=values.get(keys.FLEET_FINISH_TIMEOUT),
         wait_s=values.get(keys.FLEET_WAIT_TIMEOUT),

@@ -195,8 +195,15 @@ FLEET_LOAD_TIMEOUT = Key(
     "fleet.load_timeout",
     finite_duration(1, 366 * DAY_S),
     300.0,
-    "How long a load may make no progress.",
+    "How long a load may make no progress: no new line of its log, no step and no read.",
     "Ollama's OLLAMA_LOAD_TIMEOUT",
+)
+FLEET_LOAD_LIMIT = Key(
+    "fleet.load_limit",
+    finite_duration(1, 366 * DAY_S),
+    6 * 3600.0,
+    "How long a load may take in all, whatever progress it tells.",
+    "a terabyte from a disk that reads 50 MB/s",
 )
 FLEET_DRAIN_TIMEOUT = Key(
     "fleet.drain_timeout",
@@ -373,6 +380,7 @@ KEYS = any_keys(
     MEMORY_RESERVE,
     MEMORY_DEVICE_RESERVE,
     FLEET_LOAD_TIMEOUT,
+    FLEET_LOAD_LIMIT,
     FLEET_DRAIN_TIMEOUT,
     FLEET_FINISH_TIMEOUT,
     FLEET_WAIT_TIMEOUT,

@@ -42,6 +42,7 @@ from supervisor.journal import Journal
 from supervisor.launch import Launch
 from supervisor.launch_history import LaunchHistory
 from supervisor.lease import LeaseBook, Opening, Usage
+from supervisor.load_progress import LoadLimits
 from supervisor.race import first, found_first
 
 TELLING_LINES = 200  # lines of log that are searched for a cause
@@ -286,16 +287,16 @@ class Instance:
         return None
 
     async def _load(self, launch: Launch, child: Child) -> Cause | None:
-        """Wait for health; a cause when the child ends, or makes no progress for load_s."""
-        load_s = self._shop.settings().load_s
-        loaded = launch.until_loaded(stall_s=load_s)
-        await first(loaded, child.wait(), self._stop_asked.wait())
+        """Wait for health; a cause when the child ends, or will not get ready in time."""
+        settings = self._shop.settings()
+        limits = LoadLimits(stall_s=settings.load_s, total_s=settings.load_limit_s)
+        loaded = launch.until_loaded(limits)
+        stalled = await found_first(loaded, child.wait(), self._stop_asked.wait())
         if child.returncode is not None:
             return await _cause(child)
-        if launch.is_loaded or self._stop_asked.is_set():
+        if stalled is None:
             return None
-        stalled = Hung(f"it made no progress while loading for {load_s:.0f} s")
-        return self._put_down(child, stalled)
+        return self._put_down(child, Hung(stalled))
 
     def _hang_watch(self, launch: Launch) -> HangWatch:
         def limits() -> HangLimits:

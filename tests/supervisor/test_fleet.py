@@ -384,6 +384,33 @@ async def test_a_load_without_progress_is_ended(fleet_world: MakeWorld) -> None:
             await world.served_by()
 
 
+async def test_a_load_that_says_the_same_over_and_over_makes_no_progress(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world(load_s=0.8, restart_limit=1) as world:
+        world.order(stuck_loading=True, chatter="waiting for the device")
+
+        with pytest.raises(ModelUnavailable, match="no progress while loading"):
+            await world.served_by()
+
+
+async def test_a_load_that_logs_for_ever_has_an_end(fleet_world: MakeWorld) -> None:
+    async with fleet_world(load_s=60.0, load_limit_s=0.8, restart_limit=1) as world:
+        world.order(stuck_loading=True, chatter="tensor {n} of many")
+
+        with pytest.raises(ModelUnavailable, match="not ready after loading for 1 s"):
+            await world.served_by()
+
+        assert "instance.hung" in await world.kinds()
+
+
+async def test_a_load_that_logs_something_new_goes_on(fleet_world: MakeWorld) -> None:
+    async with fleet_world(load_s=1.0, restart_limit=1) as world:
+        world.order(load_s=3.0, chatter="tensor {n} of many")
+
+        await world.served_by()
+
+
 async def test_a_child_that_ignores_sigterm_is_killed(fleet_world: MakeWorld) -> None:
     async with fleet_world(stop_s=0.2) as world:
         world.order(ignore_sigterm=True)
