@@ -101,6 +101,7 @@ class Fleet:
             heard_bytes=heard_bytes,
             changed=self.look,
             device_lost=self._watch.device_lost,
+            is_pinned=self._is_pinned,
             room_bytes=self._room_bytes,
         )
 
@@ -158,10 +159,13 @@ class Fleet:
 
     def _seen(self, instance: Instance) -> Observed:
         seen = instance.observe()
-        served = self._leasing.processes().models.get(seen.model_id)
-        if seen.expires_at is not None and served is not None and served.settings.pin:
+        if seen.expires_at is not None and self._is_pinned(seen.model_id):
             return replace(seen, expires_at=inf)
         return seen
+
+    def _is_pinned(self, model_id: ModelId) -> bool:
+        served = self._leasing.processes().models.get(model_id)
+        return served is not None and served.settings.pin
 
     def lease(
         self,
@@ -368,11 +372,11 @@ class Fleet:
                 self._preflights.begin(plan, engine=self._engine(plan), tasks=tasks)
             case Start():
                 self._start(action, tasks)
-            case Restart(instance_id, plan, _, context):
+            case Restart(instance_id, plan, reason, context):
                 self._preflights.forget(plan.model_id)
                 instance = self._instances[instance_id]
                 instance.serves_context = context
-                instance.resume(plan, self._engine(plan))
+                instance.resume(plan, self._engine(plan), reason=reason)
             case Stop(instance_id, reason, finishes=finishes):
                 drain_s = LONGEST_REPLY_S if finishes else self._desired.settings.finish_s
                 instance = self._instances[instance_id]

@@ -32,6 +32,7 @@ from planners.restart import (
     after_answer,
     after_death,
     left_alone,
+    tries_by_itself,
 )
 from planners.settings import FleetSettings
 from planners.view import InstanceState, Observed
@@ -83,6 +84,8 @@ class Shop:
     """Wakes the fleet's loop."""
     device_lost: Callable[[str], None]
     """Called with what a child said of the device that it lost."""
+    is_pinned: Callable[[ModelId], bool]
+    """Whether the operator wants a model to stay loaded."""
     room_bytes: Callable[[LaunchPlan], Mapping[DeviceId, int]]
     """What a plan may take, on each of its devices and on HOST, by what counts as free."""
 
@@ -146,14 +149,14 @@ class Instance:
         finally:
             self._shop.book.close(self.instance_id)
 
-    def resume(self, plan: LaunchPlan, engine: Engine) -> None:
+    def resume(self, plan: LaunchPlan, engine: Engine, *, reason: str) -> None:
         """Launch again, by this plan. Only from BACKOFF or FAILED."""
         if plan.engine_id != self._plan.engine_id:
             self._rung = self._shop.history.rung_of(plan)
         self._plan, self._engine = plan, engine
         self._retry_at_s = None
         why = {} if self._cause is None else {"why": self._cause.kind.value}
-        self._enter(InstanceState.LOADING, **why)
+        self._enter(InstanceState.LOADING, reason=reason, **why)
         self._resumed.set()
 
     def stop(self, reason: str, departure: Departure, *, drain_s: float) -> None:
@@ -219,6 +222,7 @@ class Instance:
             cause=self._cause,
             retry_at_s=self._retry_at_s,
             rung=self._rung if self._state.is_down else None,
+            openings=self._history.openings,
             ready_since_s=self._ready_s if is_ready or self._state.is_down else None,
         )
 
@@ -391,7 +395,9 @@ class Instance:
         if isinstance(verdict, RestartAt):
             self._enter(InstanceState.BACKOFF, reason=cause.summary)
             return
-        reason = f"{cause.summary}; {left_alone(verdict, now_s=now_s)}"
+        is_pinned = self._shop.is_pinned(self.model_id)
+        by_itself = tries_by_itself(self._history.openings, is_pinned=is_pinned)
+        reason = f"{cause.summary}; {left_alone(verdict, now_s=now_s, by_itself=by_itself)}"
         self._cause = replace(cause, summary=reason)
         self._enter(InstanceState.FAILED, reason=reason, deaths=verdict.deaths)
 

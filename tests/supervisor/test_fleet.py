@@ -296,6 +296,29 @@ async def test_an_open_breaker_lets_a_caller_try_again_after_its_cooldown(
         assert await world.served_by()
 
 
+async def test_a_pinned_model_comes_back_by_itself_after_its_cooldowns(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world(restart_limit=1, cooldown_s=0.2) as world:
+        world.order(die_while_loading="crash", launches=3)
+        world.catalogue.reconfigure(
+            dirs=(str(world.models),),
+            rules=(ModelRule(TINY, None, (), replace(PLAIN, pin=True)),),
+            defaults=PLAIN,
+        )
+        await world.catalogue.scan()
+        world.fleet.look()
+
+        await world.until_state(InstanceState.READY)
+
+        kinds = await world.kinds()
+        events = await world.journal.events(model_id=TINY, since=0.0, limit=1000)
+        reasons = [e.reason for e in events if e.kind == "instance.resumed"]
+        assert kinds.count("instance.failed") == 3
+        assert len(reasons) == 3
+        assert all("cooldown is over and it is pinned" in reason for reason in reasons)
+
+
 async def test_requests_that_kill_their_child_leave_the_model_to_others(
     fleet_world: MakeWorld,
 ) -> None:
