@@ -237,10 +237,11 @@ class Control:
         launches, requests = await self._parts.records.history.forget(
             model_id=model_id, device=device_id
         )
-        told = f"{what}: {launches} launches and {requests} requests"
+        contexts = 0 if device is not None else await self._parts.records.contexts.forget(model_id)
+        told = f"{what}: {launches} launches, {requests} requests and {contexts} contexts"
         log.info("history.forgotten", what=what, launches=launches, requests=requests)
         self._parts.records.journal.record("history.forgotten", model_id=model_id, reason=told)
-        return ForgetReport(what, launches, requests)
+        return ForgetReport(what, launches, requests, contexts)
 
     async def _known(self, name: str | None) -> ModelId | None:
         """The model that is meant, be it one of the past. Raises UnknownModel."""

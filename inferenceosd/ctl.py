@@ -355,6 +355,8 @@ def forget(
 ) -> None:
     """Forget what launches and requests taught: of MODEL, of a device, or all.
 
+    Of a model that is also the context that callers made it grow to.
+
     The next plan goes by data sheets and defaults again. NAME is a device as status shows it, the
     engine's name for it, or host.
     """

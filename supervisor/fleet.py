@@ -64,6 +64,7 @@ class Fleet:
         self._desired = desired
         self._catalogue, self._journal = catalogue, records.journal
         self._history, self._child_logs = records.history, records.child_logs
+        self._contexts = records.contexts
         self._probe = probe
         self._watch = DeviceWatch(probe, records.journal)
         self._book = LeaseBook(max_waiting=desired.settings.max_waiting)
@@ -72,6 +73,7 @@ class Fleet:
             self._book,
             catalogue,
             self._instances,
+            contexts=records.contexts,
             desired=lambda: self._desired,
             look=self.look,
         )
@@ -237,6 +239,7 @@ class Fleet:
     ) -> Outlook:
         """How the model would be launched beside what runs now, on fresh numbers.
 
+        A context that its settings in the catalogue do not have is meant: no caller's adds to it.
         With `elsewhere`: alone on that machine. Raises HostUnread, PlanTookTooLong, Stopping.
         """
         machine, around = await self._surroundings((served,), elsewhere=elsewhere)
@@ -262,11 +265,28 @@ class Fleet:
         profile = await self.profile()
         asked = {served.model_id for served in models}
         others = [seen for seen in self.running() if seen.model_id not in asked]
-        known = self._history.learned
         around = Surroundings(
-            here, rules, {}, {}, learned=known, dry_runs=self._preflights.dry_runs
+            here,
+            rules,
+            {},
+            {},
+            learned=self._history.learned,
+            dry_runs=self._preflights.dry_runs,
+            contexts=self._kept_contexts(models),
         )
         return profile, around.beside(others, profile)
+
+    def _kept_contexts(self, models: Sequence[ServedModel]) -> dict[ModelId, int]:
+        """What callers once asked for, of those models that are planned as they are offered."""
+        wanted, offered = self._wanted_contexts(), self._leasing.processes()
+        as_offered = ((asked, offered.models.get(offered.host(asked.model_id))) for asked in models)
+        return {
+            asked.model_id: wanted[own.model_id]
+            for asked, own in as_offered
+            if own is not None
+            and own.model_id in wanted
+            and own.settings.context == asked.settings.context
+        }
 
     async def profile(self) -> HardwareProfile:
         """The machine on fresh numbers. Raises HostUnread."""
@@ -346,8 +366,7 @@ class Fleet:
         return {server for seen in alive for server in seen.plan.rpc_servers}
 
     def _view(self, profile: HardwareProfile) -> View:
-        now_s, settings = monotonic(), self._desired.settings
-        ratchets = settings.context_policy is ContextPolicy.RATCHET
+        now_s = monotonic()
         return View(
             models=self._leasing.processes().models,
             instances=self.running(),
@@ -355,13 +374,18 @@ class Fleet:
             hardware=self._profile or profile,
             engines=self._desired.engines,
             rules=self._desired.rules,
-            settings=settings,
+            settings=self._desired.settings,
             learned=self._history.learned,
             dry_runs=self._preflights.dry_runs,
-            contexts=dict(self._leasing.wishes.contexts) if ratchets else {},
+            contexts=self._wanted_contexts(),
             yielded_s=dict(self._yielded_s),
             settling=self._memory.settling(now_s=now_s),
         )
+
+    def _wanted_contexts(self) -> dict[ModelId, int]:
+        """What callers once asked for, where the policy keeps to it."""
+        ratchets = self._desired.settings.context_policy is ContextPolicy.RATCHET
+        return dict(self._contexts.contexts) if ratchets else {}
 
     def _until_next_look_s(self) -> float:
         return SAMPLE_S if self._memory.settling(now_s=monotonic()) else TICK_S

@@ -161,6 +161,17 @@ async def test_forgetting_is_an_event(control: Control) -> None:
     assert await kinds(control) == ["history.forgotten"]
 
 
+async def test_what_callers_made_a_model_grow_to_is_forgotten_with_it(
+    control: Control, records: Records
+) -> None:
+    records.contexts.asked(ModelId("one"), 512)
+
+    report = await control.forget(name=None, device=None)
+
+    assert report.contexts == 1
+    assert records.contexts.contexts == {}
+
+
 async def test_a_model_that_is_named_twice_is_planned_once_and_as_was_asked(
     house: House, control: Control
 ) -> None:
