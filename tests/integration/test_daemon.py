@@ -443,12 +443,12 @@ def following_events(daemon: StartedDaemon) -> Iterator[subprocess.Popen[str]]:
 def test_who_follows_a_daemon_that_stops_sees_every_child_end_and_is_told(start: Any) -> None:
     daemon = start(config='[fleet]\ndrain_timeout = "1s"\n')
     chat(daemon, keep_alive=-1)
-    asked = {"messages": [{"role": "user", "content": "Count."}], "options": {"num_predict": 4000}}
-    with following_events(daemon) as following, streamed(daemon, "/api/chat", **asked) as cut:
+    asked = {"prompt": "Count.", "max_tokens": 4000, "ignore_eos": True}
+    with following_events(daemon) as following, streamed(daemon, "/v1/completions", **asked) as cut:
         lines = cut.iter_lines()
         assert next(lines)
         daemon.process.send_signal(signal.SIGTERM)
-        assert "error" in list(lines)[-1]
+        assert "stopping" in "".join(lines)
         told, said = following.communicate(timeout=20)
 
     assert "daemon.stopped" in told.splitlines()[-1]
