@@ -131,7 +131,7 @@ class Control:
     ) -> Outlook:
         """How it would be launched now, or on another machine."""
         asked = asking(self._served(name), context=context, parallel=parallel)
-        return await self._parts.fleet.outlook(asked, elsewhere=hardware)
+        return await self._parts.fleet.prospects.outlook(asked, elsewhere=hardware)
 
     async def plan_together(
         self,
@@ -146,7 +146,9 @@ class Control:
             served.model_id: asking(served, context=context, parallel=parallel)
             for served in map(self._served, names)
         }
-        planned = await self._parts.fleet.outlooks(tuple(asked.values()), elsewhere=hardware)
+        planned = await self._parts.fleet.prospects.outlooks(
+            tuple(asked.values()), elsewhere=hardware
+        )
         return grouped(planned, self._config.fleet.groups)
 
     async def profile(self) -> str:

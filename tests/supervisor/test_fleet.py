@@ -626,7 +626,7 @@ async def test_what_a_request_took_is_what_the_next_plan_predicts(fleet_world: M
     async with fleet_world() as world:
         served = world.fleet.resolve("tiny")
         assert served is not None
-        usual = (await world.fleet.outlook(served)).answer
+        usual = (await world.fleet.prospects.outlook(served)).answer
         assert isinstance(usual, LaunchPlan)
         usual_rate = usual.predicted_prompt_tokens_per_s
         assert usual_rate is not None
@@ -638,7 +638,7 @@ async def test_what_a_request_took_is_what_the_next_plan_predicts(fleet_world: M
                 world.fleet.report(lease, usage)
         world.fleet.unload(TINY)  # a launch's end is when rates are taken in at once
         await world.until_state(None)
-        plan = (await world.fleet.outlook(served)).answer
+        plan = (await world.fleet.prospects.outlook(served)).answer
 
         assert isinstance(plan, LaunchPlan)
         assert plan.predicted_prompt_tokens_per_s is not None
@@ -721,8 +721,10 @@ async def test_models_are_planned_beside_each_other_and_beside_what_runs(
         roomy = await world.fleet.profile()
         fixed = [replace(o, settings=replace(o.settings, context=2048)) for o in others]
 
-        beside = await world.fleet.outlooks(fixed)
-        elsewhere = await world.fleet.outlooks(fixed, elsewhere=machines.machine(host_gib=0.01))
+        beside = await world.fleet.prospects.outlooks(fixed)
+        elsewhere = await world.fleet.prospects.outlooks(
+            fixed, elsewhere=machines.machine(host_gib=0.01)
+        )
 
     assert [each.served.model_id for each in beside] == ["one", "other"]
     assert all(isinstance(each.answer, LaunchPlan) for each in beside)

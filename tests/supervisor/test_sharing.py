@@ -139,9 +139,9 @@ async def test_a_context_that_was_kept_is_launched_with_and_planned_with_until_f
         served = world.catalogue.models[TINY]
         asked = replace(served, settings=replace(served.settings, context=1024))
 
-        planned = await world.fleet.outlook(served)
-        (beside,) = await world.fleet.outlooks([served])
-        as_asked = await world.fleet.outlook(asked)
+        planned = await world.fleet.prospects.outlook(served)
+        (beside,) = await world.fleet.prospects.outlooks([served])
+        as_asked = await world.fleet.prospects.outlook(asked)
         await world.served_by()
 
         assert isinstance(planned.answer, LaunchPlan)
@@ -155,7 +155,7 @@ async def test_a_context_that_was_kept_is_launched_with_and_planned_with_until_f
         await world.served_by()
 
         assert world.seen().plan.context == 2048
-        assert contexts_of(await world.fleet.outlook(served)) == [2048]
+        assert contexts_of(await world.fleet.prospects.outlook(served)) == [2048]
 
 
 async def test_a_context_once_asked_for_outlives_its_instance(fleet_world: MakeWorld) -> None:
