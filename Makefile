@@ -9,6 +9,7 @@
 #                     ROWS=FILE for another table
 # make soak   ten minutes of callers and disturbances, and an account; SECONDS= and SEED= for others
 # make bench-speed    decode under the chosen flags against the best of a grid
+# make bench-death    how soon a killed llama-server is noticed; LOAD=N beside N busy processes
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +19,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALL := $(PIP) install --no-deps --require-hashes
 
-.PHONY: demo run test check bench bench-relay bench-planner bench-speed soak clean
+.PHONY: demo run test check bench bench-relay bench-planner bench-speed bench-death soak clean
 
 demo: $(VENV)/.quickstart
 	@$(BIN)/python -m scripts.demo
@@ -49,6 +50,9 @@ bench-planner: $(VENV)/.dev $(VENV)/.quickstart
 
 bench-speed: $(VENV)/.dev $(VENV)/.quickstart
 	$(BIN)/python -m bench.speed
+
+bench-death: $(VENV)/.dev $(VENV)/.quickstart
+	$(BIN)/python -m bench.death $(if $(LOAD),--load $(LOAD))
 
 soak: $(VENV)/.dev $(VENV)/.quickstart
 	$(BIN)/python -m bench.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))

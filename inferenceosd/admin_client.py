@@ -75,7 +75,7 @@ class Door:
         except httpx.TimeoutException:
             fail(f"inferenceosd on {self.socket_path} gave no sign of life for {SILENCE_S:.0f} s")
         except httpx.HTTPError as exc:
-            fail(f"inferenceosd on {self.socket_path} broke off: {exc}")
+            fail(f"inferenceosd on {self.socket_path} broke off, as if it was killed: {exc}")
 
     def _client(self, within_s: float) -> httpx.Client:
         return httpx.Client(

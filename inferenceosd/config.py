@@ -16,6 +16,7 @@ from inferenceosd import config_table_keys as table_keys
 from inferenceosd.config_error import ConfigError
 from inferenceosd.config_file import Setting, Values, any_key, file_settings, read_setting
 from inferenceosd.config_kinds import Listen
+from inferenceosd.config_pins import check_pins
 from inferenceosd.environment import CONFIG_VARIABLE, ollama_settings, own_settings
 from inferenceosd.platform_folders import (
     Platform,
@@ -161,6 +162,7 @@ def load_config(
     settings |= own_settings(environ, keys=keys.KEYS, folders=platform.folders)
     settings |= _option_settings(options, platform)
     config = _assembled(settings, file, warnings, environ, platform)
+    check_pins(config.models, config.fleet.groups, file=file, text=text)
     _check_sockets(config, settings, platform)
     return config
 
@@ -274,6 +276,7 @@ def _fleet(values: Values) -> FleetSettings:
         max_loaded=values.get(keys.MODELS_MAX_LOADED),
         max_waiting=values.get(keys.MODELS_MAX_WAITING),
         load_s=values.get(keys.FLEET_LOAD_TIMEOUT),
+        load_limit_s=values.get(keys.FLEET_LOAD_LIMIT),
         drain_s=values.get(keys.FLEET_DRAIN_TIMEOUT),
         finish_s=values.get(keys.FLEET_FINISH_TIMEOUT),
         wait_s=values.get(keys.FLEET_WAIT_TIMEOUT),

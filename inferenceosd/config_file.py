@@ -9,7 +9,7 @@ from typing import Generic, TypeVar, cast
 
 from inferenceosd.config_error import ConfigError
 from inferenceosd.config_kinds import Folders, KeyPath, Kind, Refused
-from inferenceosd.config_lines import key_lines, nearest_line
+from inferenceosd.config_lines import key_at_end, key_lines, nearest_line
 
 T = TypeVar("T")
 
@@ -115,7 +115,19 @@ def _parsed(text: str, *, file: str) -> dict[str, object]:
         if place and line is None:
             line, problem = text.count("\n") + 1, f"{problem} at the end of the file"
         problem = f"not TOML: {problem[:1].lower()}{problem[1:]}"
-        raise ConfigError(problem, source=file, line=line, column=column) from exc
+        key = _key_at(text, line=line, column=column)
+        raise ConfigError(problem, source=file, line=line, column=column, key=key) from exc
+
+
+def _key_at(text: str, *, line: int | None, column: int | None) -> str | None:
+    """The key that a place of tomllib's lies in; None where that cannot be told."""
+    if line is None:
+        return None
+    if column is not None:
+        before = text.split("\n")[: line - 1]
+        text = text[: sum(len(each) + 1 for each in before) + column - 1]
+    path = key_at_end(text)
+    return dotted(path) if path is not None else None
 
 
 def _error(refused: Refused, *, file: str, lines: dict[KeyPath, int]) -> ConfigError:

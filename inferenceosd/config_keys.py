@@ -119,8 +119,9 @@ MODELS_CONTEXT_POLICY = Key(
     choice("ratchet", "fixed", "client"),
     "ratchet",
     "What a request's `num_ctx` does to a loaded model. `ratchet`: a larger one loads it anew once,"
-    " and that size stays until the daemon ends. `fixed`: nothing. `client`: each other size loads"
-    " it anew, down to `context`. A smaller one only bounds its own request's prompt.",
+    " and that size stays, over restarts too, until `inferenceosctl forget`. `fixed`: nothing."
+    " `client`: each other size loads it anew, down to `context`. A smaller one only bounds its own"
+    " request's prompt.",
     "one reload at most, whatever sizes its clients ask for in turn",
 )
 MODELS_PARALLEL = Key(
@@ -195,8 +196,15 @@ FLEET_LOAD_TIMEOUT = Key(
     "fleet.load_timeout",
     finite_duration(1, 366 * DAY_S),
     300.0,
-    "How long a load may make no progress.",
+    "How long a load may make no progress: no new line of its log, no step and no read.",
     "Ollama's OLLAMA_LOAD_TIMEOUT",
+)
+FLEET_LOAD_LIMIT = Key(
+    "fleet.load_limit",
+    finite_duration(1, 366 * DAY_S),
+    6 * 3600.0,
+    "How long a load may take in all, whatever progress it tells.",
+    "a terabyte from a disk that reads 50 MB/s",
 )
 FLEET_DRAIN_TIMEOUT = Key(
     "fleet.drain_timeout",
@@ -373,6 +381,7 @@ KEYS = any_keys(
     MEMORY_RESERVE,
     MEMORY_DEVICE_RESERVE,
     FLEET_LOAD_TIMEOUT,
+    FLEET_LOAD_LIMIT,
     FLEET_DRAIN_TIMEOUT,
     FLEET_FINISH_TIMEOUT,
     FLEET_WAIT_TIMEOUT,

@@ -1,8 +1,8 @@
 """Which line of a TOML text holds which key: tomllib parses, but does not tell.
 
-Reads text that tomllib has taken, so it never judges: it follows strings, brackets and comments
-only as far as needed to know where each key stands. What it loses track of (values nested deeper
-than MAX_DEPTH) has its parent's line.
+Reads text that tomllib has taken, or its part before the first mistake, so it never judges: it
+follows strings, brackets and comments only as far as needed to know where each key stands. What it
+loses track of (values nested deeper than MAX_DEPTH) has its parent's line.
 """
 
 import re
@@ -41,6 +41,18 @@ def nearest_line(lines: dict[KeyPath, int], path: KeyPath) -> int | None:
     return next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
 
 
+def key_at_end(text: str) -> KeyPath | None:
+    """The key whose statement the text breaks off in; None where that cannot be told.
+
+    For text up to where tomllib gave up.
+    """
+    scanner = _Scanner(text)
+    scanner.scan()
+    path, start = scanner.last
+    is_on_last_line = start >= text.rfind("\n") + 1
+    return scanner.open or (path if is_on_last_line else ()) or None
+
+
 class _Scanner:
     """One pass over a text; `found` maps each key's path to its offset."""
 
@@ -48,6 +60,14 @@ class _Scanner:
         self._text, self._at = text, 0
         self._sizes: dict[KeyPath, int] = {}  # arrays of tables: entries so far
         self.found: dict[KeyPath, int] = {}
+        self.last: tuple[KeyPath, int] = ((), 0)
+        """The one found last, be it for the second time."""
+        self.open: KeyPath = ()
+        """What the innermost brackets that the text ends in belong to."""
+
+    def _find(self, path: KeyPath, at: int) -> None:
+        self.found.setdefault(path, at)
+        self.last = (path, at)
 
     def scan(self) -> None:
         """Walk the statements. Stops early where it is lost; what was found stays true."""
@@ -77,7 +97,7 @@ class _Scanner:
         if is_array:
             index = self._sizes[table] = self._sizes.get(table, 0) + 1
             table = (*table, index - 1)
-        self.found.setdefault(table, start)
+        self._find(table, start)
         self._skip(re.compile(r"[ \t]*\]*"))
         return table
 
@@ -106,7 +126,7 @@ class _Scanner:
         for key in self._keys():
             if len(path) < MAX_DEPTH:
                 path = (*path, key)
-                self.found.setdefault(path, start)
+                self._find(path, start)
         if self._text.startswith("=", self._at):
             self._at += 1
             self._skip(_SPACE)
@@ -127,18 +147,21 @@ class _Scanner:
         self._at += 1
         for index in range(len(self._text)):
             self._skip(_BLANK)
-            if self._ended("]"):
+            if self._ended("]", path):
                 return
-            self.found.setdefault((*path, index), self._at)
+            before = self._at
+            self._find((*path, index), before)
             self._value((*path, index), depth=depth + 1)
             self._skip(_BLANK)
             self._skip(re.compile(","))
+            if self._at == before:
+                return
 
     def _inline_table(self, path: KeyPath, *, depth: int) -> None:
         self._at += 1
         while True:
             self._skip(_BLANK)
-            if self._ended("}"):
+            if self._ended("}", path):
                 return
             before = self._at
             self._assignment(path, depth=depth + 1)
@@ -147,12 +170,15 @@ class _Scanner:
             if self._at == before:
                 return
 
-    def _ended(self, closing: str) -> bool:
+    def _ended(self, closing: str, path: KeyPath) -> bool:
         """True at `closing`, which is taken, and at the end of the text."""
         if self._text.startswith(closing, self._at):
             self._at += 1
             return True
-        return self._at >= len(self._text)
+        if self._at < len(self._text):
+            return False
+        self.open = self.open or path
+        return True
 
 
 def _unquoted(literal: str) -> str:

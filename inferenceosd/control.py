@@ -131,7 +131,7 @@ class Control:
     ) -> Outlook:
         """How it would be launched now, or on another machine."""
         asked = asking(self._served(name), context=context, parallel=parallel)
-        return await self._parts.fleet.outlook(asked, elsewhere=hardware)
+        return await self._parts.fleet.prospects.outlook(asked, elsewhere=hardware)
 
     async def plan_together(
         self,
@@ -146,7 +146,9 @@ class Control:
             served.model_id: asking(served, context=context, parallel=parallel)
             for served in map(self._served, names)
         }
-        planned = await self._parts.fleet.outlooks(tuple(asked.values()), elsewhere=hardware)
+        planned = await self._parts.fleet.prospects.outlooks(
+            tuple(asked.values()), elsewhere=hardware
+        )
         return grouped(planned, self._config.fleet.groups)
 
     async def profile(self) -> str:
@@ -237,10 +239,11 @@ class Control:
         launches, requests = await self._parts.records.history.forget(
             model_id=model_id, device=device_id
         )
-        told = f"{what}: {launches} launches and {requests} requests"
+        contexts = 0 if device is not None else await self._parts.records.contexts.forget(model_id)
+        told = f"{what}: {launches} launches, {requests} requests and {contexts} contexts"
         log.info("history.forgotten", what=what, launches=launches, requests=requests)
         self._parts.records.journal.record("history.forgotten", model_id=model_id, reason=told)
-        return ForgetReport(what, launches, requests)
+        return ForgetReport(what, launches, requests, contexts)
 
     async def _known(self, name: str | None) -> ModelId | None:
         """The model that is meant, be it one of the past. Raises UnknownModel."""
@@ -261,7 +264,8 @@ class Control:
                 return each.device_id
         if name != HOST and not self._parts.records.history.knows(DeviceId(name)):
             known = ", ".join([HOST, *(each.device_id for each in devices)])
-            raise BadRequest(f"no device {name!r}; there are {known}", param="device")
+            reason = f"nothing was learned of a device {name!r}; devices here: {known}"
+            raise BadRequest(reason, param="device")
         return DeviceId(name)
 
     # How settings come into force.

@@ -291,7 +291,7 @@ def logs(door: Door, model: str, tail: int, follow: bool) -> None:
     """Print the last lines that the llama-server of MODEL wrote.
 
     Of the one that runs or, from the state folder, of the last one that did. --follow goes on over
-    launches until Ctrl-C, or until the daemon ends.
+    launches until Ctrl-C, or until the daemon stops, which is exit status 0; 1 where it broke off.
     """
     query: Query = {"model": model, "tail": tail}
     if follow:
@@ -324,8 +324,8 @@ def events(
     """Print what happened and why: loads, unloads, evictions, crashes, refusals.
 
     Also of a model that is no longer on offer. Long reasons are folded on a terminal; elsewhere an
-    event is a line. --follow goes on until Ctrl-C, or until the daemon ends; with --json it prints
-    one event a line.
+    event is a line. --follow goes on until Ctrl-C, or until the daemon stops, which is exit status
+    0; 1 where it broke off. With --json it prints one event a line.
     """
     columns = _terminal_columns()
     query: dict[str, str | int] = {"limit": limit}
@@ -354,6 +354,8 @@ def forget(
     door: Door, model: str | None, device: str | None, everything: bool, as_json: bool
 ) -> None:
     """Forget what launches and requests taught: of MODEL, of a device, or all.
+
+    Of a model that is also the context that callers made it grow to.
 
     The next plan goes by data sheets and defaults again. NAME is a device as status shows it, the
     engine's name for it, or host.

@@ -60,6 +60,8 @@ EDIT_S = 0.25  # between two edits of one spree
 EDITS_S = 2.0  # as long as a spree is waited for
 REMOVED_S = 5.0  # for leftovers to be gone: what is stuck in the kernel is not waited for
 CONNECTIONS_PER_CHILD = 256 + 8  # a slot each (LLAMA_MAX_SEQ), and questions that take none
+FOLLOWERS_S = 2.0  # for those who follow events to read the last ones
+MOST_STOPPING_S = 15.0  # of a child, once its drain is over
 MOST_DESCRIPTORS = 1 << 16  # the service unit's LimitNOFILE
 RUN_PREFIX = "c-"  # of the folder with our children's sockets; short, socket paths are 107 bytes
 
@@ -272,7 +274,7 @@ class _Daemon:
             ]
             running = tasks.create_task(fleet.run(), name="fleet")
             closing = asyncio.Event()
-            await self._open_doors(tasks, front, control, closing)
+            admin = await self._open_doors(tasks, front, control, closing)
             log.info("daemon.started", version=__version__, pid=os.getpid(), listen=listen)
             records.journal.record("daemon.started", version=__version__, pid=os.getpid())
             self._manager.tell("READY=1", f"STATUS=listening on {', '.join(listen)}")
@@ -282,16 +284,17 @@ class _Daemon:
             closing.set()
             fleet.stop()
             await running
+            log.info("daemon.stopped")
+            records.journal.record("daemon.stopped")
             records.end_following()
-            for task in background:
+            await asyncio.wait([admin], timeout=FOLLOWERS_S)
+            for task in (admin, *background):
                 task.cancel()
-        log.info("daemon.stopped")
-        records.journal.record("daemon.stopped")
 
     async def _open_doors(
         self, tasks: asyncio.TaskGroup, front: _Front, control: Control, closing: asyncio.Event
-    ) -> None:
-        """Accept callers; return once both doors do."""
+    ) -> asyncio.Task[None]:
+        """Accept callers; the admin door's task, once both doors do."""
 
         def drain_s() -> float:
             # Sooner than the children, so that callers hear of the stop and not of a lost child.
@@ -302,12 +305,18 @@ class _Daemon:
             front, self._doors.public, stop=closing, started=public_open, drain_s=drain_s
         )
         tasks.create_task(public, name="public door")
+
+        def stopping_s() -> float:
+            # Later than the children: who follows the events hears how each of them ended.
+            return control.config.fleet.drain_s + MOST_STOPPING_S
+
         admin = self._serve_admin(
-            build_admin_app(control), closing, started=admin_open, drain_s=drain_s
+            build_admin_app(control), closing, started=admin_open, drain_s=stopping_s
         )
-        tasks.create_task(admin, name="admin door")
+        admin_door = tasks.create_task(admin, name="admin door")
         await public_open.wait()
         await admin_open.wait()
+        return admin_door
 
     async def _serve_admin(
         self,

@@ -1,4 +1,4 @@
-"""A stream of the daemon's, printed as it comes, until it ends or nobody reads on."""
+"""A stream of the daemon's, printed as it comes, until it stops or nobody reads on."""
 
 import select
 import sys
@@ -21,6 +21,9 @@ def show_stream(told: Iterable[Followed], *, lines: Callable[[Followed], Iterato
                 click.echo(note, err=True)
             for line in lines(each):
                 click.echo(line)
+            if each.is_last:
+                click.echo("inferenceosctl: the daemon stopped", err=True)
+                return
             if _nobody_reads():  # found out with a sign of life: the next line may be hours away
                 sys.exit(EXIT_FAILED)
     except KeyboardInterrupt:

@@ -129,7 +129,10 @@ def followed_log(told: Followed) -> Iterator[str]:
 def forget_text(report: ForgetReport) -> str:
     """What is forgotten."""
     what = "everything" if report.what == "all" else report.what
-    return f"forgot {what}: {_many(report.launches, 'launch')}, {_many(report.requests, 'request')}"
+    told = [_many(report.launches, "launch"), _many(report.requests, "request")]
+    if report.contexts:
+        told.append(_many(report.contexts, "context"))
+    return f"forgot {what}: {', '.join(told)}"
 
 
 def _event_cells(event: EventReport) -> tuple[str, str, str, str]:

@@ -19,8 +19,20 @@ class Group:
 
     def has(self, served: ServedModel) -> bool:
         """Whether the model is a member."""
-        names = {folded(name) for name in (served.model_id, *served.aliases)}
-        return any(folded(name) in names for name in self.models)
+        return self.names_any((served.model_id, *served.aliases))
+
+    def names_any(self, names: Iterable[str]) -> bool:
+        """Whether the model of these names, aliases included, is a member."""
+        members = {folded(name) for name in self.models}
+        return any(folded(name) in members for name in names)
+
+    def keeps_apart(self, has_one: bool, has_other: bool) -> str | None:
+        """Why two models may not run at once, by membership; None where they may."""
+        if self.exclusive and has_one and has_other:
+            return f"group {self.name!r} runs one model at a time"
+        if self.alone and has_one != has_other:
+            return f"group {self.name!r} runs alone"
+        return None
 
 
 def unknown_members(groups: Iterable[Group], names: Iterable[str]) -> Iterator[str]:
@@ -35,9 +47,6 @@ def unknown_members(groups: Iterable[Group], names: Iterable[str]) -> Iterator[s
 def conflict(one: ServedModel, other: ServedModel, groups: Iterable[Group]) -> str | None:
     """Why the two may not run at once, as half a sentence; None where they may."""
     for group in groups:
-        has_one, has_other = group.has(one), group.has(other)
-        if group.exclusive and has_one and has_other:
-            return f"group {group.name!r} runs one model at a time"
-        if group.alone and has_one != has_other:
-            return f"group {group.name!r} runs alone"
+        if (why := group.keeps_apart(group.has(one), group.has(other))) is not None:
+            return why
     return None

@@ -1,7 +1,7 @@
 """A plan with what explains it: its machine, its engine, and what more memory would bring. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from planners.backends import Engine
 from planners.dry_runs import NO_DRY_RUNS, DryRuns
@@ -9,7 +9,7 @@ from planners.groups import Group, conflict
 from planners.hardware import HOST, Device, DeviceId, HardwareProfile
 from planners.layout.measures import Measures
 from planners.lessons import NOTHING_LEARNED, Learned
-from planners.model import ServedModel
+from planners.model import ModelId, ServedModel
 from planners.placement import plan_launch
 from planners.plan import LaunchPlan, Shortfall
 from planners.settings import PlacementRules
@@ -48,6 +48,8 @@ class Surroundings:
     learned: Learned = NOTHING_LEARNED
     """Rates of that machine's devices, as served requests showed them."""
     dry_runs: DryRuns = NO_DRY_RUNS
+    contexts: Mapping[ModelId, int] = field(default_factory=dict)
+    """Tokens that callers of a model once asked for, where the policy keeps to it."""
 
     def beside(self, others: Iterable[Observed], hardware: HardwareProfile) -> "Surroundings":
         """The same with what running instances have of the machine."""
@@ -86,6 +88,7 @@ def outlooks(
         held=around.held,
         learned=around.learned,
         dry_runs=around.dry_runs,
+        least_contexts=around.contexts,
     )
     return tuple(
         _outlook(served, answers[served.model_id], hardware, around, one_more_gib=())
@@ -125,17 +128,24 @@ def _outlook(
 def _planned(
     served: ServedModel, hardware: HardwareProfile, around: Surroundings, measures: Measures
 ) -> LaunchPlan | Shortfall:
-    return plan_launch(
-        served,
-        hardware=hardware,
-        engines=around.engines,
-        rules=around.rules,
-        promised=around.promised,
-        held=around.held,
-        learned=around.learned,
-        measures=measures,
-        dry_runs=around.dry_runs,
-    )
+    def planned(least_context: int) -> LaunchPlan | Shortfall:
+        return plan_launch(
+            served,
+            hardware=hardware,
+            engines=around.engines,
+            rules=around.rules,
+            promised=around.promised,
+            held=around.held,
+            learned=around.learned,
+            measures=measures,
+            dry_runs=around.dry_runs,
+            least_context=least_context,
+        )
+
+    wanted = around.contexts.get(served.model_id, 0)
+    answer = planned(wanted)
+    # As a launch does: with less context than callers asked for rather than not at all.
+    return planned(0) if wanted and isinstance(answer, Shortfall) else answer
 
 
 def _one_more_gib(

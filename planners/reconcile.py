@@ -2,7 +2,7 @@
 
 LOADING ─ healthy → READY ─ stop → DRAINING ─ no leases, or drain_s spent → STOPPING ─ reaped → gone
 LOADING | READY ─ exit, no progress, hung → BACKOFF ─ retry_at_s → LOADING
-BACKOFF ─ too many strikes → FAILED ─ cooldown over, and a caller → LOADING, on trial
+BACKOFF ─ too many strikes → FAILED ─ cooldown over, and a caller or a pin → LOADING, on trial
 FAILED ─ changed file or settings, or retry → (gone)
 LOADING ─ stop → STOPPING;  BACKOFF | FAILED ─ stop, or no longer wanted → (gone)
 """
@@ -21,6 +21,7 @@ from planners.hardware import HOST, DeviceId
 from planners.last_rung import has_just_died_of, least_plan, on_rungs, with_cause
 from planners.model import ModelId, ServedModel
 from planners.plan import LaunchPlan, Shortfall
+from planners.restart import tries_by_itself
 from planners.room import (
     Departures,
     Waiting,
@@ -183,7 +184,7 @@ def _launches(view: View, *, now_s: float) -> Iterator[Action]:
     joint = _joint(view, ours=ours, alive=alive, leaving=leaving, now_s=now_s)
     for served in wanted(view, now_s=now_s):
         seen = present.get(served.model_id)
-        if seen is not None and not _is_due(seen, now_s=now_s):
+        if seen is not None and not _is_due(view, seen, now_s=now_s):
             if seen.state is InstanceState.FAILED and seen.waiting:
                 yield _refusal(seen, now_s=now_s)
             continue
@@ -261,7 +262,7 @@ def _due(view: View, *, now_s: float) -> list[ServedModel]:
     return [
         served
         for served in wanted(view, now_s=now_s)
-        if (seen := present.get(served.model_id)) is None or _is_due(seen, now_s=now_s)
+        if (seen := present.get(served.model_id)) is None or _is_due(view, seen, now_s=now_s)
     ]
 
 
@@ -283,12 +284,12 @@ def wanted(view: View, *, now_s: float) -> list[ServedModel]:
     return sorted({m.model_id: m for m in (*asked, *kept)}.values(), key=rank)
 
 
-def _is_due(seen: Observed, *, now_s: float) -> bool:
-    if seen.state is InstanceState.BACKOFF:
-        return seen.retry_at_s is not None and now_s >= seen.retry_at_s
-    if seen.state is InstanceState.FAILED:
-        return bool(seen.waiting) and seen.retry_at_s is not None and now_s >= seen.retry_at_s
-    return False
+def _is_due(view: View, seen: Observed, *, now_s: float) -> bool:
+    if not seen.state.is_down or seen.retry_at_s is None or now_s < seen.retry_at_s:
+        return False
+    if seen.state is InstanceState.BACKOFF or seen.waiting:
+        return True
+    return tries_by_itself(seen.openings, is_pinned=is_pinned(view, seen))
 
 
 def _refusal(seen: Observed, *, now_s: float) -> Refuse:
@@ -330,11 +331,18 @@ def _launch(
     if _comes_back(view, [device for device, _, _ in plan.devices] or [HOST]):
         return Waiting()
     if seen is not None:
-        return Restart(seen.instance_id, plan, "its child ended unasked", context)
+        return Restart(seen.instance_id, plan, _why_again(seen), context)
     reason = "pinned" if served.model_id not in view.demand else "asked for"
     if plan.context < min(context, served.info.n_ctx_train):
         reason += f", with less than the context of {context} that finds no room"
     return Start(plan, launch_key(served, view.rules), reason, context)
+
+
+def _why_again(seen: Observed) -> str:
+    if seen.state is InstanceState.BACKOFF:
+        return "its child ended unasked"
+    whom = "a request waits" if seen.waiting else "it is pinned"
+    return f"its cooldown is over and {whom}: one load is tried"
 
 
 def _placed(
@@ -366,7 +374,8 @@ def _placed(
     if isinstance(plan, LaunchPlan):
         return plan
     answer = with_cause(_wait_or_refuse(view, served, plan, now_s=now_s), seen)
-    if not isinstance(answer, Refuse):
+    is_own_trial = seen is not None and served.model_id not in view.demand
+    if not (isinstance(answer, Refuse) or is_own_trial):
         return answer
     least = least_plan(view, served, plan, ours=ours, context=context)
     if least is None or (seen and has_just_died_of(seen, least, now_s=now_s)):

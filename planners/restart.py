@@ -2,6 +2,7 @@
 
 closed ─ the strikes reach the limit → open for cooldown_s ─ over, and somebody waits → one trial
 trial ─ an answer was served, or it lived for window_s → closed;  it died → open, twice as long
+A pinned model is tried without anybody who waits, MOST_OWN_TRIALS times in a row.
 """
 
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from planners.durations import format_duration
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 LONGEST_COOLDOWN_S = 900.0
+MOST_OWN_TRIALS = 24  # of a pinned model, with nobody who waits: some five hours
 _MOST_DOUBLINGS = 20  # beyond it the bounds are long reached
 
 FULL = 1.0
@@ -99,12 +101,22 @@ def after_answer(history: History) -> History:
     return History() if history.openings else history
 
 
-def left_alone(verdict: OpenUntil, *, now_s: float) -> str:
+def tries_by_itself(openings: int, *, is_pinned: bool) -> bool:
+    """Whether a load is tried after the cooldown though nobody waits."""
+    return is_pinned and 0 < openings <= MOST_OWN_TRIALS
+
+
+def left_alone(verdict: OpenUntil, *, now_s: float, by_itself: bool) -> str:
     """When it is tried again, as a clause."""
     cooldown = format_duration(verdict.at_s - now_s)
+    when = (
+        f"is tried after {cooldown}, since it is pinned"
+        if by_itself
+        else f"is tried by the first request after {cooldown}"
+    )
     return (
-        f"it died {verdict.deaths} times of late, so the next load is tried by the first request"
-        f" after {cooldown}, or at once after inferenceosctl retry"
+        f"it died {verdict.deaths} times of late, so the next load {when},"
+        " or at once after inferenceosctl retry"
     )
 
 

@@ -73,6 +73,8 @@ class FleetSettings:
     """Callers in one model's line."""
     load_s: float
     """A load may make no progress for this long."""
+    load_limit_s: float
+    """A load may take this long, whatever it tells of its progress."""
     drain_s: float
     """Running requests may go on for this long after the daemon was told to stop."""
     finish_s: float

@@ -20,6 +20,7 @@ from planners.speed import NOTICED
 
 ORDERS = 3  # who is planned first has the best places: each of three models once
 _NOTHING: Mapping[DeviceId, int] = MappingProxyType({})
+_NO_CONTEXTS: Mapping[ModelId, int] = MappingProxyType({})
 
 Answers = dict[ModelId, LaunchPlan | Shortfall]
 _Attempt = LaunchPlan | Shortfall | Unplaced
@@ -36,14 +37,15 @@ def plan_together(
     held: Mapping[DeviceId, int] = _NOTHING,
     learned: Learned = NOTHING_LEARNED,
     dry_runs: DryRuns = NO_DRY_RUNS,
+    least_contexts: Mapping[ModelId, int] = _NO_CONTEXTS,
 ) -> Answers:
     """A plan for each model beside the others, or what it lacks then, in the given order.
 
     Each is planned on what those before it left: in the given order, and with each other one of
     the first few before the rest. The order that fits most models counts, then the least time for
     a token of each; of equals the given one. An automatic context gives way where that gets another
-    model in, or onto a device: more of the one is not worth a layer of the other. Raises PlanError,
-    PlanBug.
+    model in, or onto a device: more of the one is not worth a layer of the other. `least_contexts`:
+    tokens that callers of a model asked for; less is no choice. Raises PlanError, PlanBug.
     """
     measures = {m.model_id: Measures(m.info, m.draft) for m in models}
 
@@ -54,7 +56,7 @@ def plan_together(
             return attempt_launch(
                 served, hardware=hardware, engines=engines, rules=rules, promised=promised,
                 held=held, learned=learned, measures=measures[served.model_id], dry_runs=dry_runs,
-                most_context=most_context,
+                least_context=least_contexts.get(served.model_id, 0), most_context=most_context,
             )  # fmt: skip
 
     found = _in_best_order(models, attempt, promised)

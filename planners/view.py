@@ -73,6 +73,8 @@ class Observed:
     """Monotonic; when BACKOFF ends, or when FAILED may be tried again; None is never by itself."""
     rung: Rung | None = None
     """What its next launch must do without, after the last one died; None while it is not down."""
+    openings: int = 0
+    """Of its breaker, one after another with no answer between them (planners.restart)."""
     ready_since_s: float | None = None
     """Monotonic; of one that is down, since when its last child was ready; None where it never was.
 

@@ -23,6 +23,8 @@ A value may take 100 bytes here and in the child, and a microsecond, however sho
 _BLANKS = b" \t\r\n"
 _SCANNED_BYTES = 64 << 10  # at a time: what is refused is refused early; larger copies are slower
 _BACKSLASHES = re.compile(rb"\\*")
+_FIELD = re.compile(r" - at `\$\.([^`]+)`$")
+"""Where msgspec's sentence says that a value is of the wrong type."""
 
 
 def content_length(headers: Sequence[tuple[bytes, bytes]]) -> int | None:
@@ -100,7 +102,9 @@ def decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as exc:
-        raise BadJson(f"the request body is of the wrong shape: {exc}") from exc
+        at = _FIELD.search(str(exc))
+        param = at[1] if at else None
+        raise BadJson(f"the request body is of the wrong shape: {exc}", param=param) from exc
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise BadJson(f"the request body is no JSON: {exc}") from exc
     except RecursionError as exc:

@@ -1,6 +1,7 @@
 """What can go wrong with an exchange, and the one table from exception to reply in each dialect.
 
-The message is the exception's own sentence; an exception outside the table is a bug.
+The message is the exception's own sentence, of a duration after its field's name; an exception
+outside the table is a bug.
 """
 
 import math
@@ -75,9 +76,7 @@ class TooManyValues(BadRequest):
 
 
 class BadOption(BadRequest):
-    """An Ollama option of the wrong type; Ollama answers these with 500."""
-
-    status = 500
+    """An Ollama option of the wrong type. Ollama answers with 500, as if the fault were its own."""
 
 
 class UnknownModel(BadRequest):
@@ -242,7 +241,7 @@ def answer(exc: Exception, dialect: Dialect) -> Answer | None:
         case BadRequest():
             return Answer(exc.status, _kind(exc.status), text, code=exc.code, param=exc.param)
         case BadDuration():
-            return Answer(400, _kind(400), text, param="keep_alive")
+            return Answer(400, _kind(400), f"keep_alive: {text}", param="keep_alive")
         case PromptTooLong():
             facts = {"n_prompt_tokens": exc.n_prompt, "n_ctx": exc.n_ctx}
             return Answer(400, _kind(400), text, code="context_length_exceeded", facts=facts)

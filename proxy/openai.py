@@ -35,6 +35,8 @@ class _Asked(msgspec.Struct):
     """Ours: as in Ollama's dialect."""
     num_ctx: int | None = None
     """Ours too."""
+    reasoning_format: str = ""
+    """Read here because the child refuses another type without saying of which field."""
 
 
 MAX_PROMPTS = 256

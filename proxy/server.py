@@ -13,6 +13,7 @@ from typing import Any, cast
 import structlog
 import uvicorn
 
+from proxy.acceptor import Acceptor
 from proxy.app import PARTING_S, ASGIApp
 from proxy.protocol import PATIENT, DoorProtocol, Patience
 
@@ -25,6 +26,7 @@ class DoorServer(uvicorn.Server):
     """One set of listening sockets, served inside somebody else's event loop."""
 
     def __init__(self, app: ASGIApp, patience: Patience) -> None:
+        self._acceptors: list[Acceptor] = []
         super().__init__(
             uvicorn.Config(
                 app,
@@ -41,7 +43,7 @@ class DoorServer(uvicorn.Server):
             )
         )
 
-    async def open(self, sockets: Sequence[socket]) -> None:
+    def open(self, sockets: Sequence[socket]) -> None:
         """Begins to accept."""
         for sock in sockets:
             if sock.family in (AF_INET, AF_INET6):
@@ -49,21 +51,25 @@ class DoorServer(uvicorn.Server):
                 # made with proto=IPPROTO_TCP; without it each reply takes 40 ms (delayed ACK).
                 sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
         self.config.load()
-        self.lifespan = self.config.lifespan_class(self.config)
-        await self.startup(sockets=list(sockets))
+        protocol = partial(
+            cast(Any, self.config.http_protocol_class),
+            config=self.config,
+            server_state=self.server_state,
+            app_state={},
+        )
+        self._acceptors += [Acceptor(protocol, sock) for sock in sockets]
+        self.started = True
 
     async def drain(self, *, drain_s: float) -> None:
         """Accepts nothing new, and lets running requests end for drain_s."""
-        for server in self.servers:
-            server.close()
+        self._close_acceptors()
         for connection in tuple(self.server_state.connections):
             connection.shutdown()
         await self._idle(within_s=drain_s)
 
     async def abort(self) -> None:
         """Ends what still runs, and closes every connection."""
-        for server in self.servers:
-            server.close()
+        self._close_acceptors()
         tasks = tuple(self.server_state.tasks)
         for task in tasks:
             task.cancel()
@@ -74,6 +80,10 @@ class DoorServer(uvicorn.Server):
             transport = connection.transport
             if transport is not None:
                 transport.close()
+
+    def _close_acceptors(self) -> None:
+        for acceptor in self._acceptors:
+            acceptor.close()
 
     async def _idle(self, *, within_s: float) -> None:
         """Until no request runs, or the time is over."""
@@ -96,7 +106,7 @@ async def serve(
     `drain_s` is asked then: requests that still run after it end with an error in their dialect.
     """
     server = DoorServer(app, patience)
-    await server.open(sockets)
+    server.open(sockets)
     started.set()
     try:
         await stop.wait()

@@ -4,7 +4,7 @@ Level-triggered, one writer: an event says "look", never "do"; only Fleet.run ch
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from functools import partial
@@ -15,32 +15,28 @@ import structlog
 
 from planners.actions import Action, Allow, Departure, Refuse, Restart, Start, Stop, Yield
 from planners.backends import Engine
-from planners.hardware import DeviceId, HardwareProfile
+from planners.hardware import HardwareProfile
 from planners.learning import Exchange, learned_reasons
 from planners.line import Priority
 from planners.model import BrokenFile, ModelId, ServedModel
-from planners.other_machine import engines_there
-from planners.outlook import Outlook, Surroundings
 from planners.plan import InstanceId, LaunchPlan
-from planners.room import room_beside
 from planners.settings import ContextPolicy
 from planners.view import LineSeen, Observed, View
 from supervisor.catalogue import Catalogue
 from supervisor.child_logs import ChildLog
 from supervisor.desired import Desired, Ground
-from supervisor.errors import SupervisorError
 from supervisor.instance import Instance, Shop
 from supervisor.lease import Lease, LeaseBook, ModelUnavailable, Usage
 from supervisor.leasing import Leasing
+from supervisor.machine import FRESH_S, Machine
 from supervisor.planner import Planner
 from supervisor.preflight import PreflightCache, Preflights
-from supervisor.probe import HardwareProbe, HostUnread
+from supervisor.probe import HardwareProbe
+from supervisor.prospects import Prospects
 from supervisor.records import Records
-from supervisor.settling import SAMPLE_S, MemoryWatch
-from supervisor.watch import DeviceWatch
+from supervisor.settling import SAMPLE_S
 
 TICK_S = 1.0  # cadence of a look when nothing happens; what a lost event costs at most
-FRESH_S = 1.0  # a launch is planned on a profile no older than this
 LONGEST_REPLY_S = 24 * 3600.0  # a drain that cuts nothing ends too
 PROFILE_S = 15.0  # cadence of a new profile when nothing is launched
 
@@ -64,21 +60,22 @@ class Fleet:
         self._desired = desired
         self._catalogue, self._journal = catalogue, records.journal
         self._history, self._child_logs = records.history, records.child_logs
+        self._contexts = records.contexts
         self._probe = probe
-        self._watch = DeviceWatch(probe, records.journal)
+        self._machine = Machine(
+            probe, journal=records.journal, history=records.history, running=self.running
+        )
         self._book = LeaseBook(max_waiting=desired.settings.max_waiting)
         self._instances: dict[InstanceId, Instance] = {}
         self._leasing = Leasing(
             self._book,
             catalogue,
             self._instances,
+            contexts=records.contexts,
             desired=lambda: self._desired,
             look=self.look,
         )
-        self._memory = MemoryWatch()
         self._yielded_s: dict[ModelId, float] = {}
-        self._profile: HardwareProfile | None = None
-        self._profiled_s = -inf
         self._launched = 0
         self._woken = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -88,6 +85,16 @@ class Fleet:
             environ=ground.environ,
             cwd=ground.cwd,
             changed=self.look,
+        )
+        self.prospects = Prospects(
+            self._planner,
+            history=records.history,
+            preflights=self._preflights,
+            desired=lambda: self._desired,
+            running=self.running,
+            processes=self._leasing.processes,
+            contexts=self._wanted_contexts,
+            profile=self.profile,
         )
         self._shop = Shop(
             book=self._book,
@@ -100,8 +107,9 @@ class Fleet:
             leaving=leaving,
             heard_bytes=heard_bytes,
             changed=self.look,
-            device_lost=self._watch.device_lost,
-            room_bytes=self._room_bytes,
+            device_lost=self._machine.watch.device_lost,
+            is_pinned=self._is_pinned,
+            room_bytes=self._machine.room_bytes,
         )
 
     async def run(self) -> None:
@@ -130,7 +138,7 @@ class Fleet:
         """Replace what is desired; instances that it does not touch keep their child."""
         self._desired = desired
         self._book.max_waiting = desired.settings.max_waiting
-        self._profiled_s = -inf
+        self._machine.outdate()
         self.look()
 
     # What callers ask for.
@@ -158,10 +166,13 @@ class Fleet:
 
     def _seen(self, instance: Instance) -> Observed:
         seen = instance.observe()
-        served = self._leasing.processes().models.get(seen.model_id)
-        if seen.expires_at is not None and served is not None and served.settings.pin:
+        if seen.expires_at is not None and self._is_pinned(seen.model_id):
             return replace(seen, expires_at=inf)
         return seen
+
+    def _is_pinned(self, model_id: ModelId) -> bool:
+        served = self._leasing.processes().models.get(model_id)
+        return served is not None and served.settings.pin
 
     def lease(
         self,
@@ -228,48 +239,9 @@ class Fleet:
             instance.stop("retry was asked for", Departure.ASKED, drain_s=0.0)
         return bool(failed)
 
-    async def outlook(
-        self, served: ServedModel, *, elsewhere: HardwareProfile | None = None
-    ) -> Outlook:
-        """How the model would be launched beside what runs now, on fresh numbers.
-
-        With `elsewhere`: alone on that machine. Raises HostUnread, PlanTookTooLong, Stopping.
-        """
-        machine, around = await self._surroundings((served,), elsewhere=elsewhere)
-        return await self._planner.outlook(served, machine, around)
-
-    async def outlooks(
-        self, models: Sequence[ServedModel], *, elsewhere: HardwareProfile | None = None
-    ) -> tuple[Outlook, ...]:
-        """How several models would be launched beside each other and what else runs now.
-
-        With `elsewhere`: with nothing else on that machine. Raises HostUnread, PlanTookTooLong,
-        Stopping.
-        """
-        machine, around = await self._surroundings(models, elsewhere=elsewhere)
-        return await self._planner.outlooks(models, machine, around)
-
-    async def _surroundings(
-        self, models: Sequence[ServedModel], *, elsewhere: HardwareProfile | None
-    ) -> tuple[HardwareProfile, Surroundings]:
-        here, rules = self._desired.engines or (), self._desired.rules
-        if elsewhere is not None:
-            return elsewhere, Surroundings(engines_there(elsewhere, here=here), rules, {}, {})
-        profile = await self.profile()
-        asked = {served.model_id for served in models}
-        others = [seen for seen in self.running() if seen.model_id not in asked]
-        known = self._history.learned
-        around = Surroundings(
-            here, rules, {}, {}, learned=known, dry_runs=self._preflights.dry_runs
-        )
-        return profile, around.beside(others, profile)
-
     async def profile(self) -> HardwareProfile:
         """The machine on fresh numbers. Raises HostUnread."""
-        profile = await self._read_profile(max_age_s=FRESH_S)
-        if profile is None:
-            raise HostUnread("the daemon's log tells why")
-        return profile
+        return await self._machine.fresh()
 
     def log_lines(self, model_id: ModelId, n: int) -> tuple[str, ...]:
         """Up to `n` newest lines of the log of the model's child."""
@@ -278,27 +250,27 @@ class Fleet:
     @property
     def card_appeared(self) -> asyncio.Event:
         """Set when a card came that no engine sees; who answers it clears it."""
-        return self._watch.appeared
+        return self._machine.watch.appeared
 
     @property
     def resumed_at(self) -> float | None:
         """UTC seconds at which the machine last came back from sleep; None where it never did."""
-        return self._watch.resumed_at
+        return self._machine.watch.resumed_at
 
     @property
     def last_profile(self) -> HardwareProfile | None:
         """The machine as last read; None before the first reading."""
-        return self._profile
+        return self._machine.last
 
     def _learn(self, seen: Observed, usage: Usage) -> None:
         """Take an exchange that had its child to itself into the rates of the devices."""
-        served = self._catalogue.models.get(seen.model_id)
-        if self._profile is None or served is None:
+        served, hardware = self._catalogue.models.get(seen.model_id), self._machine.last
+        if hardware is None or served is None:
             return
         exchange = Exchange(
             usage.prompt_tokens, usage.prompt_s, usage.decode_tokens, usage.decode_s
         )
-        self._history.served(exchange, hardware=self._profile, model=served.info, plan=seen.plan)
+        self._history.served(exchange, hardware=hardware, model=served.info, plan=seen.plan)
 
     # The loop's own.
 
@@ -313,9 +285,8 @@ class Fleet:
 
     async def _decided(self) -> tuple[Action, ...]:
         """What to do now; launches and refusals are decided on a fresh profile."""
-        is_settling = self._memory.settling(now_s=monotonic())
-        for max_age_s in (SAMPLE_S / 2 if is_settling else PROFILE_S, FRESH_S):
-            profile = await self._read_profile(max_age_s=max_age_s)
+        for max_age_s in (SAMPLE_S / 2 if self._machine.settling() else PROFILE_S, FRESH_S):
+            profile = await self._machine.read(max_age_s=max_age_s)
             if profile is None:
                 return ()
             actions = await self._planner.decided(partial(self._view, profile))
@@ -323,44 +294,30 @@ class Fleet:
                 return ()
         return actions
 
-    async def _read_profile(self, *, max_age_s: float) -> HardwareProfile | None:
-        """The machine, read again when the last reading is older; None where it never could be."""
-        is_old = self._profile is None or monotonic() - self._profiled_s > max_age_s
-        if is_old or self._watch.is_due():
-            self._probe.leave_alone(self._rpc_servers_in_use())
-            try:
-                self._profile = await self._watch.profile()
-                self._history.saw(self._profile, self.running())
-                self._memory.sampled(self._profile, now_s=monotonic())
-            except SupervisorError as exc:
-                log.error("probe.failed", reason=str(exc))  # noqa: TRY400  # the sentence says it
-            self._profiled_s = monotonic()
-        return self._profile
-
-    def _rpc_servers_in_use(self) -> set[str]:
-        alive = (seen for seen in self.running() if seen.pid is not None)
-        return {server for seen in alive for server in seen.plan.rpc_servers}
-
     def _view(self, profile: HardwareProfile) -> View:
-        now_s, settings = monotonic(), self._desired.settings
-        ratchets = settings.context_policy is ContextPolicy.RATCHET
+        now_s = monotonic()
         return View(
             models=self._leasing.processes().models,
             instances=self.running(),
             demand=self._book.demand(now_s=now_s),
-            hardware=self._profile or profile,
+            hardware=self._machine.last or profile,
             engines=self._desired.engines,
             rules=self._desired.rules,
-            settings=settings,
+            settings=self._desired.settings,
             learned=self._history.learned,
             dry_runs=self._preflights.dry_runs,
-            contexts=dict(self._leasing.wishes.contexts) if ratchets else {},
+            contexts=self._wanted_contexts(),
             yielded_s=dict(self._yielded_s),
-            settling=self._memory.settling(now_s=now_s),
+            settling=self._machine.settling(),
         )
 
+    def _wanted_contexts(self) -> dict[ModelId, int]:
+        """What callers once asked for, where the policy keeps to it."""
+        ratchets = self._desired.settings.context_policy is ContextPolicy.RATCHET
+        return dict(self._contexts.contexts) if ratchets else {}
+
     def _until_next_look_s(self) -> float:
-        return SAMPLE_S if self._memory.settling(now_s=monotonic()) else TICK_S
+        return SAMPLE_S if self._machine.settling() else TICK_S
 
     def _begin(self, action: Action, tasks: asyncio.TaskGroup) -> None:
         match action:
@@ -368,11 +325,11 @@ class Fleet:
                 self._preflights.begin(plan, engine=self._engine(plan), tasks=tasks)
             case Start():
                 self._start(action, tasks)
-            case Restart(instance_id, plan, _, context):
+            case Restart(instance_id, plan, reason, context):
                 self._preflights.forget(plan.model_id)
                 instance = self._instances[instance_id]
                 instance.serves_context = context
-                instance.resume(plan, self._engine(plan))
+                instance.resume(plan, self._engine(plan), reason=reason)
             case Stop(instance_id, reason, finishes=finishes):
                 drain_s = LONGEST_REPLY_S if finishes else self._desired.settings.finish_s
                 instance = self._instances[instance_id]
@@ -418,7 +375,7 @@ class Fleet:
             self._journal.record(
                 "plan.corrected", model_id=plan.model_id, instance_id=instance_id, reason=learned
             )
-        self._history.began(instance_id, self._profile, self.running())
+        self._history.began(instance_id, self._machine.last, self.running())
         tasks.create_task(self._tend(instance, child_log), name=f"instance {instance_id}")
 
     def _allow(self, instance: Instance, context: int, reason: str) -> None:
@@ -434,13 +391,6 @@ class Fleet:
             reason=reason,
             n_ctx=context,
         )
-
-    def _room_bytes(self, plan: LaunchPlan) -> Mapping[DeviceId, int]:
-        """What the plan may take beside all other instances; {} before the first profile."""
-        if self._profile is None:
-            return {}
-        others = [seen for seen in self.running() if seen.plan is not plan]
-        return room_beside(plan, self._profile, others)
 
     def _engine(self, plan: LaunchPlan) -> Engine:
         return next(e for e in self._desired.engines or () if e.engine_id == plan.engine_id)
@@ -465,8 +415,7 @@ class Fleet:
                 await instance.run()
         finally:
             del self._instances[instance.instance_id]
-            if self._profile is not None:
-                self._memory.ended(instance.observe(), self._profile, now_s=monotonic())
+            self._machine.ended(instance.observe())
             self._forget_keep_alive(instance.model_id)
             self.look()
 

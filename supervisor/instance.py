@@ -17,22 +17,12 @@ import structlog
 from planners.actions import Departure
 from planners.backends import Engine
 from planners.errors import PlanError
-from planners.exits import OUT_OF_MEMORY, Cause, ExitKind, classify, is_hopeless
+from planners.exits import Cause, ExitKind, classify
 from planners.hardware import DeviceId
-from planners.ladder import MUTE, Rung, next_rung
-from planners.last_rung import OOM_RETRY_S
 from planners.model import ModelId
 from planners.plan import InstanceId, LaunchPlan
 from planners.progress import HangLimits, Hung, hang_limits
-from planners.restart import (
-    Death,
-    History,
-    RestartAt,
-    RestartRules,
-    after_answer,
-    after_death,
-    left_alone,
-)
+from planners.restart import Death, RestartRules
 from planners.settings import FleetSettings
 from planners.view import InstanceState, Observed
 from supervisor.child import Child, SpawnFailed, Unreapable
@@ -42,11 +32,11 @@ from supervisor.journal import Journal
 from supervisor.launch import Launch
 from supervisor.launch_history import LaunchHistory
 from supervisor.lease import LeaseBook, Opening, Usage
+from supervisor.load_progress import LoadLimits
 from supervisor.race import first, found_first
+from supervisor.setbacks import CAUSE_LINES, Setbacks
 
 TELLING_LINES = 200  # lines of log that are searched for a cause
-CAUSE_LINES = 20  # of which a cause keeps the last
-MUTE_ENDS = 2  # loads; after the second one the next asks for less
 RATE_WEIGHT = 0.3  # of the newest exchange in the moving average of tokens/s
 
 _EVENT = {
@@ -82,6 +72,8 @@ class Shop:
     """Wakes the fleet's loop."""
     device_lost: Callable[[str], None]
     """Called with what a child said of the device that it lost."""
+    is_pinned: Callable[[ModelId], bool]
+    """Whether the operator wants a model to stay loaded."""
     room_bytes: Callable[[LaunchPlan], Mapping[DeviceId, int]]
     """What a plan may take, on each of its devices and on HOST, by what counts as free."""
 
@@ -110,10 +102,7 @@ class Instance:
         self._state = InstanceState.LOADING
         self._launch: Launch | None = None
         self._launches = 0
-        self._history = History()
-        self._rung = shop.history.rung_of(plan)
-        self._out_of_memory = 0  # launches that died of it, one after another
-        self._mute_ends = 0  # loads that ended without a word, one after another
+        self._setbacks = Setbacks(shop.history.rung_of(plan))
         self._ready_s: float | None = None
         self._was_serving = self._has_answered = False
         self._last_end: tuple[str, str] | None = None
@@ -139,20 +128,20 @@ class Instance:
                 self._note("stopped" if cause is None else "died", cause)
                 if cause is None or self._stop_asked.is_set():
                     break
-                self._fall_back(cause, self._climb_down(cause))
+                self._fall_back(cause)
                 await first(self._stop_asked.wait(), self._resumed.wait())
                 self._resumed.clear()
         finally:
             self._shop.book.close(self.instance_id)
 
-    def resume(self, plan: LaunchPlan, engine: Engine) -> None:
+    def resume(self, plan: LaunchPlan, engine: Engine, *, reason: str) -> None:
         """Launch again, by this plan. Only from BACKOFF or FAILED."""
         if plan.engine_id != self._plan.engine_id:
-            self._rung = self._shop.history.rung_of(plan)
+            self._setbacks.rung = self._shop.history.rung_of(plan)
         self._plan, self._engine = plan, engine
         self._retry_at_s = None
         why = {} if self._cause is None else {"why": self._cause.kind.value}
-        self._enter(InstanceState.LOADING, **why)
+        self._enter(InstanceState.LOADING, reason=reason, **why)
         self._resumed.set()
 
     def stop(self, reason: str, departure: Departure, *, drain_s: float) -> None:
@@ -178,7 +167,7 @@ class Instance:
         """A request was answered by the child behind `socket_path`, where that still runs."""
         if self._launch is not None and self._launch.socket_path == socket_path:
             self._has_answered = True
-            self._history = after_answer(self._history)
+            self._setbacks.answered()
 
     def why_ended(self, socket_path: str) -> str | None:
         """Why the child behind `socket_path` ended unasked; None where it is not the last one."""
@@ -217,7 +206,8 @@ class Instance:
             restarts=max(0, self._launches - 1),
             cause=self._cause,
             retry_at_s=self._retry_at_s,
-            rung=self._rung if self._state.is_down else None,
+            rung=self._setbacks.rung if self._state.is_down else None,
+            openings=self._setbacks.openings,
             ready_since_s=self._ready_s if is_ready or self._state.is_down else None,
         )
 
@@ -270,7 +260,7 @@ class Instance:
         ready_s = self._ready_s = monotonic()
         self._load_s, self._loaded_at = ready_s - started_s, time()
         self._enter(InstanceState.READY, load_s=round(self._load_s, 3))
-        self._out_of_memory = self._mute_ends = 0
+        self._setbacks.got_ready()
         self._note("ready", None)
         self._shop.book.open(self._opening(launch), now_s=ready_s)
         watch = self._hang_watch(launch)
@@ -286,16 +276,16 @@ class Instance:
         return None
 
     async def _load(self, launch: Launch, child: Child) -> Cause | None:
-        """Wait for health; a cause when the child ends, or makes no progress for load_s."""
-        load_s = self._shop.settings().load_s
-        loaded = launch.until_loaded(stall_s=load_s)
-        await first(loaded, child.wait(), self._stop_asked.wait())
+        """Wait for health; a cause when the child ends, or will not get ready in time."""
+        settings = self._shop.settings()
+        limits = LoadLimits(stall_s=settings.load_s, total_s=settings.load_limit_s)
+        loaded = launch.until_loaded(limits)
+        stalled = await found_first(loaded, child.wait(), self._stop_asked.wait())
         if child.returncode is not None:
             return await _cause(child)
-        if launch.is_loaded or self._stop_asked.is_set():
+        if stalled is None:
             return None
-        stalled = Hung(f"it made no progress while loading for {load_s:.0f} s")
-        return self._put_down(child, stalled)
+        return self._put_down(child, Hung(stalled))
 
     def _hang_watch(self, launch: Launch) -> HangWatch:
         def limits() -> HangLimits:
@@ -332,67 +322,30 @@ class Instance:
                         return hung
         return None
 
-    def _climb_down(self, cause: Cause) -> Rung | None:
-        """What the next launch must do without, where this one died of memory.
-
-        A load that ends without a word may have; one that does so again is taken to.
-        """
-        if cause.kind in MUTE:
-            is_load = self._ready_s is None and cause.returncode is not None
-            self._mute_ends += is_load
-            if not is_load or self._mute_ends < MUTE_ENDS:
-                return None
-        below = next_rung(
-            self._rung,
-            self._plan,
-            cause,
-            room_bytes=self._shop.room_bytes(self._plan),
-            tries=self._out_of_memory,
-        )
-        if below is not None:
-            self._rung, self._out_of_memory = below, self._out_of_memory + 1
-        return below
-
-    def _fall_back(self, cause: Cause, below: Rung | None) -> None:
-        """After an unwanted end: BACKOFF, or FAILED when trying again is hopeless, or not yet due.
-
-        A load that dies of memory is no strike: it says nothing against the model. The next one
-        asks for less at once (`below`); where there is no less, it waits for its own time.
-        """
-        now_s = monotonic()
-        without = () if below is None else (reason.text for reason in below.reasons())
-        why = "; ".join((cause.summary, *without))
-        self._cause = replace(cause, summary=why, log_tail=cause.log_tail[-CAUSE_LINES:])
+    def _fall_back(self, cause: Cause) -> None:
+        """After an unwanted end: BACKOFF, or FAILED."""
+        now_s, settings = monotonic(), self._shop.settings()
         if cause.kind is ExitKind.DEVICE_LOST:
             self._shop.device_lost(cause.summary)
-        if below is not None and cause.kind in OUT_OF_MEMORY and self._ready_s is None:
-            self._retry_at_s = now_s
-            self._enter(InstanceState.BACKOFF, reason=why)
-        elif cause.kind in OUT_OF_MEMORY and self._ready_s is None:
-            self._retry_at_s = now_s + OOM_RETRY_S
-            self._enter(InstanceState.FAILED, reason=cause.summary)
-        elif is_hopeless(cause.kind, had_answered=self._has_answered):
-            self._enter(InstanceState.FAILED, reason=cause.summary)
-        else:
-            self._back_off(self._cause, now_s=now_s)
-
-    def _back_off(self, cause: Cause, *, now_s: float) -> None:
-        settings = self._shop.settings()
         death = Death(
             at_s=now_s,
             lived_s=None if self._ready_s is None else now_s - self._ready_s,
             was_serving=self._was_serving,
             had_answered=self._has_answered,
         )
-        rules = RestartRules(settings.restart_window_s, settings.restart_limit, settings.cooldown_s)
-        self._history, verdict = after_death(self._history, death, rules=rules)
-        self._retry_at_s = verdict.at_s
-        if isinstance(verdict, RestartAt):
-            self._enter(InstanceState.BACKOFF, reason=cause.summary)
-            return
-        reason = f"{cause.summary}; {left_alone(verdict, now_s=now_s)}"
-        self._cause = replace(cause, summary=reason)
-        self._enter(InstanceState.FAILED, reason=reason, deaths=verdict.deaths)
+        setback = self._setbacks.after(
+            cause,
+            death,
+            plan=self._plan,
+            room_bytes=self._shop.room_bytes(self._plan),
+            rules=RestartRules(
+                settings.restart_window_s, settings.restart_limit, settings.cooldown_s
+            ),
+            is_pinned=self._shop.is_pinned(self.model_id),
+        )
+        self._cause, self._retry_at_s = setback.cause, setback.retry_at_s
+        facts = {} if setback.deaths is None else {"deaths": setback.deaths}
+        self._enter(setback.state, reason=setback.reason, **facts)
 
     def _opening(self, launch: Launch) -> Opening:
         plan = launch.plan
@@ -421,7 +374,7 @@ class Instance:
         if self._launch is not None:
             why = None if cause is None else cause.summary
             # Remembered is what a launch got ready on; where one died the next is only a guess.
-            rung = (self._rung.text() or None) if self._ready_s is not None else None
+            rung = (self._setbacks.rung.text() or None) if self._ready_s is not None else None
             sample = replace(self._launch.sample(outcome, cause=why), rung=rung)
             self._shop.history.launched(sample)
 

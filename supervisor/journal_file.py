@@ -22,7 +22,7 @@ WAL_BYTES = 4 << 20
 PRUNE_EVERY = 1_000  # rows written between two looks at the bounds
 MOST_ASIDE = 2  # files set aside that are kept
 BUSY_S = 5.0  # a wait for whoever else has the file open, such as a backup
-EVENTS, LAUNCHES, RATES = "events", "launches", "rates"
+EVENTS, LAUNCHES, RATES, CONTEXTS = "events", "launches", "rates", "contexts"
 PER_KEY = 32  # rates kept of one launch key: a median needs no more
 
 Cell = str | int | float | bool | None
@@ -69,6 +69,12 @@ TABLES: Mapping[str, Table] = {
         pk="id",
         most_rows=20_000,
         index=("model_digest", "at"),
+    ),
+    CONTEXTS: Table(
+        {"model_id": str, "at": float, "context": int},
+        pk="model_id",
+        most_rows=10_000,
+        index=("at",),
     ),
 }  # fmt: skip
 
@@ -136,9 +142,9 @@ class JournalFile:
         for table, row in (*self._owed, *batch):
             by_table.setdefault(table, []).append(dict(row))
         for table, rows in by_table.items():
-            if table == LAUNCHES:
-                newest = {row["launch"]: row for row in rows}
-                db.table(table).upsert_all(list(newest.values()), pk=TABLES[table].pk)
+            if (pk := TABLES[table].pk) != "id":
+                newest = {row[pk]: row for row in rows}
+                db.table(table).upsert_all(list(newest.values()), pk=pk)
             else:
                 db.table(table).insert_all(rows)
         self._owed.clear()

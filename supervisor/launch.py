@@ -17,10 +17,10 @@ from planners.plan import DeviceBytes, LaunchPlan
 from supervisor.child import Child, SpawnFailed, running
 from supervisor.launch_history import anonymous_bytes, with_process
 from supervisor.llama import EXIT_LINE, client_of, is_healthy, parse_state
+from supervisor.load_progress import LoadLimits, LoadProgress
 from supervisor.pulse import work_of
 
 HEALTH_EVERY_S = 0.05  # cadence while loading: /health costs the child nothing
-LOOK_S = 1.0  # of silence, after which its disk reads are looked at
 HEALTH_S = 2.0  # /health is answered by the HTTP thread alone, within a millisecond
 MAX_BUFFERS = 1000  # a load logs some ten a device
 
@@ -52,8 +52,7 @@ class Launch:
         self._anonymous_bytes: int | None = None
         self._measured: tuple[DeviceBytes, ...] | None = None
         """As far as it is known; None where something came since."""
-        self._progressed_s = monotonic()
-        self._reads = 0
+        self._load_progress = LoadProgress(now_s=monotonic())
         self._told_ready = asyncio.Event()
 
     @property
@@ -131,45 +130,44 @@ class Launch:
             why = f"its folder {self._slot_dir} cannot be made: {exc.strerror}"
             raise SpawnFailed(path=self._engine.path, why=why) from exc
 
-    async def until_loaded(self, *, stall_s: float) -> None:
-        """Return once the child is healthy, or has made no progress for `stall_s`."""
+    async def until_loaded(self, limits: LoadLimits) -> str | None:
+        """Return once the child is healthy; why it will not be, once that is clear."""
         async with client_of(self.socket_path, timeout_s=HEALTH_S) as client:
-            while not self._is_stalled(stall_s):
+            while (why := self._why_stalled(limits)) is None:
                 if await is_healthy(client):
                     self.is_loaded = True
                     self._load_s = monotonic() - self._started_s
                     self._anonymous_bytes = anonymous_bytes(self.pid) if self.pid else None
                     self._measured = None
-                    return
+                    return None
                 with suppress(TimeoutError):
                     async with asyncio.timeout(HEALTH_EVERY_S):
                         await self._told_ready.wait()
                 self._told_ready.clear()
+            return why
 
-    def _is_stalled(self, stall_s: float) -> bool:
-        """True without a line, a step or a read for `stall_s`."""
-        now_s = monotonic()
-        if now_s - self._progressed_s <= min(stall_s, LOOK_S):
-            return False
+    def _why_stalled(self, limits: LoadLimits) -> str | None:
+        return self._load_progress.why_stalled(limits, reads=self._bytes_read, now_s=monotonic())
+
+    def _bytes_read(self) -> int | None:
+        """A count that grows with whatever it reads; None where nobody tells."""
         work = None if self.pid is None else work_of(self.pid)
-        reads = 0 if work is None else work.disk_reads + work.bytes_read
-        if reads > self._reads:
-            self._reads, self._progressed_s = reads, now_s
-        return now_s - self._progressed_s > stall_s
+        return None if work is None else work.disk_reads + work.bytes_read
 
     def _heard(self, line: str) -> None:
         """Take a stdout line: the child protocol's states."""
         if (state := parse_state(line)) is None:
             return
-        self._progressed_s = monotonic()
+        self._load_progress.stepped(state.state, state.progress, now_s=monotonic())
         self.progress = state.progress
         if state.state == "ready" and self._child is not None:
             self._child.farewell = EXIT_LINE
             self._told_ready.set()
 
     def _logged(self, line: str) -> None:
-        """Take a stderr line: any is progress, some tell buffers."""
-        self._progressed_s = monotonic()
+        """Take a stderr line: a new one is progress, some tell buffers."""
+        if not self.is_loaded:
+            self._load_progress.logged(line, now_s=monotonic())
         self._on_line(line)
         if len(self._buffers) >= MAX_BUFFERS:
             return

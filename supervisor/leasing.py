@@ -18,6 +18,7 @@ from planners.twins import Shared, shared
 from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired
 from supervisor.instance import Instance
+from supervisor.kept_contexts import KeptContexts
 from supervisor.lease import Lease, LeaseBook, ModelUnavailable, WaitTimedOut
 from supervisor.wishes import Wishes
 
@@ -66,10 +67,11 @@ class Leasing:
         catalogue: Catalogue,
         instances: Mapping[InstanceId, Instance],
         *,
+        contexts: KeptContexts,
         desired: Callable[[], Desired],
         look: Callable[[], None],
     ) -> None:
-        self.wishes = Wishes()
+        self.wishes = Wishes(contexts)
         self._book, self._catalogue, self._instances = book, catalogue, instances
         self._desired, self._look = desired, look
         self._listing: Mapping[ModelId, ServedModel] = {}

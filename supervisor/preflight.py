@@ -9,7 +9,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import monotonic
 
 import msgspec
@@ -25,6 +24,7 @@ from planners.model import ModelId
 from planners.plan import LaunchPlan
 from planners.preflight import DryRun, preflight_argv
 from supervisor.child import Child, SpawnFailed, Unreapable, running
+from supervisor.scratch import scratch_folder
 
 PREFLIGHT_S = 20.0  # 0.1 to 1.8 s were measured; a cold driver takes some seconds
 MOST_REMEMBERED = 256
@@ -120,8 +120,8 @@ async def _dry_run(
     plan: LaunchPlan, *, engine: Engine, environ: Mapping[str, str], cwd: Path, limit_s: float
 ) -> Told | PreflightFailed:
     try:
-        with TemporaryDirectory(prefix="inferenceosd-dry-") as folder:
-            argv = preflight_argv(plan, engine=engine, socket_path=str(Path(folder) / "s.sock"))
+        with scratch_folder() as folder:
+            argv = preflight_argv(plan, engine=engine, socket_path=str(folder / "s.sock"))
             said = await _heard(argv, env=child_env(engine, environ), cwd=cwd, limit_s=limit_s)
     except OSError as exc:
         return PreflightFailed(f"it found no folder for its socket: {exc}")

@@ -1,4 +1,4 @@
-"""All that a daemon keeps on disk of what happens: its journal, what that teaches, child logs."""
+"""All that a daemon keeps on disk of what happens: journal, what that teaches, child logs."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,15 +8,17 @@ from pathlib import Path
 
 from supervisor.child_logs import ChildLogs, open_child_logs
 from supervisor.journal import Journal, open_journal
+from supervisor.kept_contexts import KeptContexts
 from supervisor.launch_history import LaunchHistory
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The three, open."""
+    """All of them, open."""
 
     journal: Journal
     history: LaunchHistory
+    contexts: KeptContexts
     child_logs: ChildLogs
 
     async def write_forever(self) -> None:
@@ -38,6 +40,7 @@ async def open_records(state_dir: Path) -> AsyncIterator[Records]:
         open_journal(state_dir / "journal.db") as journal,
         open_child_logs(state_dir / "logs") as child_logs,
     ):
-        history = LaunchHistory(journal)
+        history, contexts = LaunchHistory(journal), KeptContexts(journal)
         await history.load()
-        yield Records(journal, history, child_logs)
+        await contexts.load()
+        yield Records(journal, history, contexts, child_logs)

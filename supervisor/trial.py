@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
 
 import httpx
 import msgspec
@@ -26,6 +25,7 @@ from planners.sizes import MIB
 from supervisor.child import Child, running
 from supervisor.errors import SupervisorError
 from supervisor.llama import client_of, is_healthy
+from supervisor.scratch import scratch_folder
 from supervisor.tinymodel import N_CTX, tiny_model
 
 MAX_LINES = 5000  # --help of today's builds has 700
@@ -306,15 +306,9 @@ async def _tried(
 @contextmanager
 def _private_folder() -> Iterator[Path]:
     """A 0700 folder with a read-only `cwd`: llama-server loads every backend it finds there."""
-    with TemporaryDirectory(prefix="ios-trial-", dir=_short_temp()) as name:
-        folder = Path(name)
+    with scratch_folder() as folder:
         (folder / "cwd").mkdir(mode=0o500)
         yield folder
-
-
-def _short_temp() -> str | None:
-    """None, the usual folder; /tmp where a socket's path would pass the kernel's 107 bytes."""
-    return "/tmp" if len(os.fsencode(gettempdir())) > 70 else None
 
 
 @cache

@@ -1,12 +1,11 @@
 """What callers asked for that outlasts their requests: how long to keep a model, how much context.
 
-The one owner of both; settings of the operator are the catalogue's.
+Settings of the operator are the catalogue's.
 """
-
-from collections.abc import Mapping
 
 from planners.model import ModelId, ServedModel
 from planners.settings import ContextPolicy, PlacementRules
+from supervisor.kept_contexts import KeptContexts
 
 MAX_CONTEXT = 1 << 31  # tokens of a model that does not say what it was trained for
 
@@ -14,14 +13,9 @@ MAX_CONTEXT = 1 << 31  # tokens of a model that does not say what it was trained
 class Wishes:
     """Per model, by the name under which it runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, contexts: KeptContexts) -> None:
         self._keep_alive_s: dict[ModelId, float] = {}
-        self._contexts: dict[ModelId, int] = {}
-
-    @property
-    def contexts(self) -> Mapping[ModelId, int]:
-        """The largest context ever asked for, by model."""
-        return self._contexts
+        self._contexts = contexts
 
     def keep_alive(self, model_id: ModelId, keep_alive_s: float) -> None:
         """Remember what a caller wished."""
@@ -52,5 +46,5 @@ class Wishes:
         wanted = min(asked, served.info.n_ctx_train or MAX_CONTEXT)
         if policy is ContextPolicy.CLIENT:
             return max(wanted, served.settings.context or rules.context or 0)
-        self._contexts[served.model_id] = max(wanted, self._contexts.get(served.model_id, 0))
+        self._contexts.asked(served.model_id, wanted)
         return wanted

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import speed
+from bench import death, speed
 from bench.__main__ import measured
 
 ROWS = [
@@ -34,3 +34,11 @@ async def test_a_short_run_of_the_speed_bench_prints_a_row(
     lines = capsys.readouterr().out.splitlines()
     row = next(line for line in lines if line.split()[:1] == ["1"])
     assert "t1 ub512:" in row
+
+
+@pytest.mark.llama
+def test_a_killed_child_fills_the_whole_table_of_deaths() -> None:
+    head, *rows = death.report(death.measured(rounds=1)).splitlines()
+
+    assert head.split() == ["ms", "median", "max"]
+    assert [row[:30].rstrip() for row in rows] == list(death.LINES)

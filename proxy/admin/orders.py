@@ -46,3 +46,5 @@ class ForgetReport:
     """A model, a device, or "all"."""
     launches: int
     requests: int
+    contexts: int = 0
+    """Models that callers had made grow."""

@@ -46,3 +46,5 @@ class Followed:
     """Of a process's log."""
     skipped: int = 0
     """So many before it are missing, because the reader was too slow."""
+    is_last: bool = False
+    """The daemon stops; a stream that ends without one was cut off."""

@@ -5,6 +5,7 @@ Whoever may open the socket may do all of it: its mode, 0600, is the access cont
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 from starlette.applications import Starlette
@@ -45,6 +46,7 @@ from supervisor.planner import PlanTookTooLong
 from supervisor.probe import HostUnread
 
 MAX_BODY_BYTES = 64 << 10  # a name and two numbers
+PARTING_S = 0.5  # for the last line of a stream
 MAX_PLAN_BYTES = 2 << 20  # and a recorded machine, whose every character may be escaped
 
 
@@ -76,6 +78,8 @@ _NAMED = msgspec.json.Decoder(_Named)
 _FORGOTTEN = msgspec.json.Decoder(_Forgotten)
 _PLAN_REQUEST = msgspec.json.Decoder(_PlanRequest)
 _PLANS_REQUEST = msgspec.json.Decoder(_PlansRequest)
+
+_LAST = msgspec.json.encode(Followed(is_last=True)) + b"\n"
 
 Handler = Callable[[Request], Awaitable[object]]
 
@@ -134,12 +138,20 @@ class _Stream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         except asyncio.CancelledError:
-            return  # not raised again: uvicorn logs what ends its task
+            await _part(send)  # not raised again: uvicorn logs what ends its task
+
+
+async def _part(send: Send) -> None:
+    """The last word to a follower whose stream is ended because the daemon stops."""
+    with suppress(TimeoutError, RuntimeError):  # a slow reader; a stream that had not begun
+        async with asyncio.timeout(PARTING_S):
+            await send({"type": "http.response.body", "body": _LAST, "more_body": False})
 
 
 async def _lines(values: AsyncIterator[Followed]) -> AsyncIterator[bytes]:
     async for value in values:
         yield msgspec.json.encode(value) + b"\n"
+    yield _LAST
 
 
 def _refusal(exc: Exception) -> Response:

@@ -57,6 +57,7 @@ async def show(door: Door, exchange: Exchange) -> None:
         await exchange.body(limit_bytes=door.settings.max_body_bytes), "ShowRequest"
     )
     name = fields.text("model") or fields.text("name")
+    fields.flag("verbose")  # all is shown either way
     if not name:
         raise BadRequest("model is required")
     unknown = f"model '{names.display(name)}' not found"

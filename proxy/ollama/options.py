@@ -44,6 +44,13 @@ _SAMPLERS = {
 }
 _LAUNCH_NUMBERS = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "draft_num_predict")
 _LAUNCH_FLAGS = ("use_mmap",)
+OPTIONS = {
+    **{name: "float32" if told.kind is float else "integer" for name, told in _SAMPLERS.items()},
+    **dict.fromkeys(_LAUNCH_NUMBERS, "integer"),
+    **dict.fromkeys(_LAUNCH_FLAGS, "boolean"),
+    "stop": "array",
+}
+"""All that are read, and of which type."""
 
 
 def read_options(told: Mapping[str, Any]) -> Options:

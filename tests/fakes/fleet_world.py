@@ -37,6 +37,7 @@ class OtherSettings(TypedDict, total=False):
     max_loaded: int | None
     max_waiting: int
     load_s: float
+    load_limit_s: float
     drain_s: float
     finish_s: float
     wait_s: float

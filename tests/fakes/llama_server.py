@@ -60,6 +60,7 @@ class Faults:
     load_s: float = 0.0
     read_s: float = 0.0  # reads its model over and over for that long, and says nothing
     stuck_loading: bool = False  # progress stands still and it never becomes ready
+    chatter: str = ""  # a line that it writes ten times a second while it loads; {n} is a count
     die_while_loading: str = ""  # a key of LOAD_ENDS; "crash" is a SIGSEGV
     oom_above_layers: int = -1  # a device OOM while -ngl is greater
     sigill: bool = False  # dies of SIGILL on the first decode
@@ -726,6 +727,15 @@ def tell_progress(value: float) -> None:
     tell_parent("loading", {**stages, "value": value})
 
 
+async def chat_on() -> None:
+    """Write FAULTS.chatter for ever."""
+    n = 0
+    while True:
+        log("chatter", FAULTS.chatter.replace("{n}", str(n)))
+        n += 1
+        await asyncio.sleep(0.1)
+
+
 async def load(engine: Engine) -> None:
     """Everything up to ready, or an end."""
     options = engine.options
@@ -739,6 +749,7 @@ async def load(engine: Engine) -> None:
     while time.monotonic() < quiet_until_s:
         Path(options.model).read_bytes()
         await asyncio.sleep(0.02)
+    chatter = asyncio.create_task(chat_on()) if FAULTS.chatter else None
     if FAULTS.stuck_loading:
         await asyncio.Event().wait()
     for step in range(1, 11):
@@ -749,6 +760,8 @@ async def load(engine: Engine) -> None:
     if not Path(options.model).exists():
         path = f"'{options.model}' (No such file or directory)"
         fail(f"gguf_init_from_file: failed to open GGUF file {path}")
+    if chatter is not None:
+        chatter.cancel()
     log("load_tensors", f"offloaded {options.ngl}/31 layers to GPU")
     log("load_tensors", "  CPU_Mapped model buffer size =    92.10 MiB")
     log("llama_context", f"n_ctx                 = {options.ctx}")

@@ -24,6 +24,7 @@ FLEET = FleetSettings(
     max_loaded=None,
     max_waiting=20,
     load_s=20.0,
+    load_limit_s=3600.0,
     drain_s=1.0,
     finish_s=10.0,
     wait_s=30.0,

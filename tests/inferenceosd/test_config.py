@@ -271,6 +271,29 @@ def test_a_group_without_sense_is_told_with_its_line(table: str, key: str, line:
     assert (error.key, error.line) == (key, line)
 
 
+_PINNED = (
+    '[[model]]\nname = "a"\naliases = ["first"]\npin = true\n[[model]]\nname = "b"\npin = true\n'
+)
+
+
+@pytest.mark.parametrize(
+    "group",
+    ['models = ["First", "b:latest"]', 'models = ["a", "c"]\nexclusive = false\nalone = true'],
+    ids=["one at a time", "alone"],
+)
+def test_two_pinned_models_that_a_group_keeps_apart_are_told_by_name(group: str) -> None:
+    error = refused(f'{_PINNED}[[group]]\nname = "g"\n{group}\n')
+
+    assert (error.key, error.line) == ("group[1]", 8)
+    assert "'a' and 'b' are pinned" in error.problem
+
+
+def test_a_group_may_have_one_pinned_member() -> None:
+    config = load(f'{_PINNED}[[group]]\nname = "g"\nmodels = ["a", "c"]\n')
+
+    assert [rule.settings.pin for rule in config.models] == [True, True]
+
+
 def test_a_model_may_repeat_its_own_name_as_an_alias() -> None:
     config = load('[[model]]\nname = "qwen"\naliases = ["qwen:latest"]')
 
@@ -278,20 +301,29 @@ def test_a_model_may_repeat_its_own_name_as_an_alias() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "column"),
+    ("text", "line", "column", "key"),
     [
-        ("[server]\nlisten = \n", 2, 10),
-        ('[models]\ndirs = ["a"', 2, None),
-        ("a = 1\na = 2\n", 2, 6),
+        ("[server]\nlisten = \n", 2, 10, "server.listen"),
+        ('[[model]]\nname = "a"\npin = yes\n', 3, 7, "model[1].pin"),
+        ('[[model]]\nname = "a"\npin yes\n', 3, 5, "model[1].pin"),
+        ('[models]\ndirs = ["a"', 2, None, "models.dirs"),
+        ('[models]\ndirs = [\n  "a",\n  b,\n]', 4, 3, "models.dirs"),
+        ('[models]\ndirs = ["a', 2, None, "models.dirs[1]"),
+        ('[models]\ndirs = "a\nb = 1', 2, 10, "models.dirs"),
+        ("a = 1\na = 2\n", 2, 6, "a"),
+        ("[models]\nmax_loaded = 1\n= 2\n", 3, 1, None),
     ],
-    ids=["no value", "never closed", "twice"],
-)
-def test_what_is_no_toml_is_told_with_the_parsers_place(
-    text: str, line: int, column: int | None
+    ids=[
+        "no value", "no boolean", "no equals", "never closed", "no string", "neither closed",
+        "no end of a string", "twice", "no key",
+    ],
+)  # fmt: skip
+def test_what_is_no_toml_is_told_with_the_parsers_place_and_the_key_it_lies_in(
+    text: str, line: int, column: int | None, key: str | None
 ) -> None:
     error = refused(text)
 
-    assert (error.line, error.column) == (line, column)
+    assert (error.line, error.column, error.key) == (line, column, key)
     assert error.problem.startswith("not TOML: ")
 
 

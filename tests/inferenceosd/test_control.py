@@ -150,7 +150,7 @@ async def test_events_of_a_model_that_never_was_are_refused(control: Control) ->
 
 
 async def test_forgetting_an_unknown_device_names_those_there_are(control: Control) -> None:
-    with pytest.raises(BadRequest, match="no device 'nope'; there are host"):
+    with pytest.raises(BadRequest, match="of a device 'nope'; devices here: host"):
         await control.forget(name=None, device="nope")
 
 
@@ -159,6 +159,17 @@ async def test_forgetting_is_an_event(control: Control) -> None:
 
     assert (report.what, report.launches) == ("all", 0)
     assert await kinds(control) == ["history.forgotten"]
+
+
+async def test_what_callers_made_a_model_grow_to_is_forgotten_with_it(
+    control: Control, records: Records
+) -> None:
+    records.contexts.asked(ModelId("one"), 512)
+
+    report = await control.forget(name=None, device=None)
+
+    assert report.contexts == 1
+    assert records.contexts.contexts == {}
 
 
 async def test_a_model_that_is_named_twice_is_planned_once_and_as_was_asked(

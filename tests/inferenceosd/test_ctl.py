@@ -440,7 +440,10 @@ def test_events_are_followed_until_the_daemon_ends(served: Path, service: OneMod
     assert "instance.loading" in first
     assert "instance.ready" in second
     assert (running.returncode, rest) == (0, "")
-    assert said == "inferenceosctl: 7 lines are missing: they came too fast\n"
+    assert said.splitlines() == [
+        "inferenceosctl: 7 lines are missing: they came too fast",
+        "inferenceosctl: the daemon stopped",
+    ]
 
 
 def test_followed_events_are_one_json_value_a_line(served: Path) -> None:

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -426,6 +426,44 @@ def test_a_request_to_any_route_is_at_most_three_lines_and_no_prompt_in_any_log(
     kept = [path.read_text() for path in (daemon.folder / "state" / "logs").iterdir()]
     assert any("print_timing" in text for text in kept)
     assert not any(SECRET in text for text in kept)
+
+
+@contextmanager
+def following_events(daemon: StartedDaemon) -> Iterator[subprocess.Popen[str]]:
+    """`inferenceosctl events --follow`, which has read what there was."""
+    program = Path(sys.executable).with_name("inferenceosctl")
+    argv = [str(program), "--socket", str(daemon.admin_socket), "events", "--follow"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline()
+        yield running
+
+
+def test_who_follows_a_daemon_that_stops_sees_every_child_end_and_is_told(start: Any) -> None:
+    daemon = start(config='[fleet]\ndrain_timeout = "1s"\n')
+    chat(daemon, keep_alive=-1)
+    asked = {"prompt": "Count.", "max_tokens": 4000, "ignore_eos": True}
+    with following_events(daemon) as following, streamed(daemon, "/v1/completions", **asked) as cut:
+        lines = cut.iter_lines()
+        assert next(lines)
+        daemon.process.send_signal(signal.SIGTERM)
+        assert "stopping" in "".join(lines)
+        told, said = following.communicate(timeout=20)
+
+    assert "daemon.stopped" in told.splitlines()[-1]
+    assert "instance.stopped" in told
+    assert (following.returncode, said) == (0, "inferenceosctl: the daemon stopped\n")
+
+
+def test_who_follows_a_daemon_that_is_killed_is_told_that_it_broke_off(start: Any) -> None:
+    daemon = start()
+    with following_events(daemon) as following:
+        daemon.process.kill()
+        _, said = following.communicate(timeout=20)
+
+    assert following.returncode == 1
+    assert "broke off" in said
 
 
 def test_a_log_is_followed_over_a_crash_and_kept_for_the_next_daemon(start: Any) -> None:

@@ -93,3 +93,29 @@ def test_callers_of_two_models_that_do_not_fit_together_cost_two_loads(
     assert [reply.status_code for reply in replies] == [200] * 6
     assert len({reply.json()["message"]["content"] for reply in replies}) == 1
     assert loads(daemon) == 2
+
+
+def test_models_of_a_group_take_each_others_place_and_no_caller_is_lost(
+    start: Any, model_dir: Path
+) -> None:
+    (path,) = model_dir.glob(f"{MODEL}.gguf")
+    rule = '[[model]]\nname = "{}"\npath = "{}"\ncontext = {}\n'
+    rules = rule.format("a", path, 1024) + rule.format("b", path, 2048)
+    group = '[[group]]\nname = "one"\nmodels = ["a", "b"]\n'
+    daemon = start(config=f"[fleet]\nturn = '1s'\n{rules}{group}", model_dirs=())
+    seen: list[list[str]] = []
+
+    def ask(name: str) -> httpx.Response:
+        reply = chat(daemon, name)
+        seen.append([i["model"] for i in daemon.status()["instances"] if i["state"] == "ready"])
+        return reply
+
+    with ThreadPoolExecutor(4) as pool:
+        replies = list(pool.map(ask, islice(cycle("ab"), 8)))
+
+    assert [reply.status_code for reply in replies] == [200] * 8
+    assert len({reply.json()["message"]["content"] for reply in replies}) == 1
+    assert all(len(ready) <= 1 for ready in seen)
+    told = json.loads(daemon.ctl("events", "--json").stdout)["events"]
+    reasons = [event["reason"] for event in told if event["kind"].startswith("instance.")]
+    assert any("group 'one' runs one model at a time" in reason for reason in reasons)

@@ -16,6 +16,7 @@ from planners.model import ModelId, ModelSettings, ServedModel
 from planners.placement import plan_launch
 from planners.plan import InstanceId, LaunchPlan
 from planners.reconcile import launch_key, reconcile
+from planners.restart import MOST_OWN_TRIALS
 from planners.settings import FleetSettings
 from planners.sizes import GIB, MIB
 from planners.taken import taken
@@ -253,6 +254,21 @@ def test_a_failed_model_that_may_be_tried_again_is() -> None:
     (restart,) = actions(view(A, instances=(failed,), waiting=(A,)))
 
     assert isinstance(restart, Restart)
+
+
+def test_a_pinned_model_is_tried_again_by_itself_once_its_cooldown_is_over() -> None:
+    pinned = model("a", pin=True)
+    failed = seen(pinned, InstanceState.FAILED, retry_at_s=NOW_S, running=0, openings=1)
+    too_often = replace(failed, openings=MOST_OWN_TRIALS + 1)
+    cooling = replace(failed, retry_at_s=NOW_S + 1)
+    hopeless = replace(failed, retry_at_s=None)
+
+    (restart,) = actions(view(pinned, instances=(failed,)))
+
+    assert isinstance(restart, Restart)
+    assert "it is pinned" in restart.reason
+    for other in (too_often, cooling, hopeless):
+        assert actions(view(pinned, instances=(other,))) == ()
 
 
 def test_a_failed_model_without_callers_stays_as_it_is() -> None:

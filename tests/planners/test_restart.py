@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from planners.restart import (
     LONGEST_COOLDOWN_S,
+    MOST_OWN_TRIALS,
     Death,
     History,
     OpenUntil,
@@ -15,6 +16,7 @@ from planners.restart import (
     after_death,
     left_alone,
     strikes,
+    tries_by_itself,
 )
 
 RULES = RestartRules(window_s=600.0, limit=3, cooldown_s=60.0)
@@ -126,11 +128,24 @@ def test_a_trial_that_lived_for_the_window_starts_afresh() -> None:
 
 
 def test_when_a_model_left_alone_is_tried_again_is_said() -> None:
-    said = left_alone(OpenUntil(160.0, deaths=5), now_s=100.0)
+    said = left_alone(OpenUntil(160.0, deaths=5), now_s=100.0, by_itself=False)
 
     assert "died 5 times" in said
     assert "after 1m" in said
     assert "inferenceosctl retry" in said
+
+
+def test_a_pinned_model_says_that_it_is_tried_by_itself() -> None:
+    said = left_alone(OpenUntil(160.0, deaths=5), now_s=100.0, by_itself=True)
+
+    assert "is tried after 1m, since it is pinned" in said
+
+
+def test_a_pinned_model_is_tried_by_itself_so_many_times_in_a_row() -> None:
+    tried = [tries_by_itself(openings, is_pinned=True) for openings in range(MOST_OWN_TRIALS + 2)]
+
+    assert tried == [False, *[True] * MOST_OWN_TRIALS, False]
+    assert not tries_by_itself(1, is_pinned=False)
 
 
 deaths = st.builds(

@@ -32,14 +32,13 @@ GONE = UpstreamGone("s", before_any_byte=True)
     ("exc", "openai", "ollama", "code"),
     [
         (BadRequest("x"), 400, 400, None),
-        (BadOption("x"), 500, 500, None),
+        (BadOption("x"), 400, 400, None),
         (BodyTooLarge(limit_bytes=1), 413, 413, "body_too_large"),
         (TooManyValues(limit=1), 400, 400, "too_many_values"),
         (UnusableModel("x", "truncated"), 400, 400, "model_unusable"),
         (UnknownModel("x"), 404, 404, "model_not_found"),
         (CloudModel(), 403, 403, None),
         (NoEmbeddings("m"), 501, 501, "not_supported_error"),
-        (BadDuration("x", "no"), 400, 400, None),
         (PromptTooLong(model="m", n_prompt=9, n_ctx=8), 400, 400, "context_length_exceeded"),
         (ChildRefused(status=501, kind="not_supported_error", message="x"), 501, 501,
          "not_supported_error"),
@@ -68,6 +67,13 @@ def test_every_error_has_its_status_and_code(
     assert (in_openai.status, in_ollama.status) == (openai, ollama)
     assert in_openai.code == code
     assert in_openai.message == str(exc)
+
+
+def test_a_wrong_duration_is_told_with_its_field() -> None:
+    said = errors.answer(BadDuration("x", "no"), Dialect.OLLAMA)
+
+    assert said is not None
+    assert (said.status, said.message, said.param) == (400, "keep_alive: no", "keep_alive")
 
 
 def test_what_the_table_does_not_know_is_a_bug() -> None:

@@ -296,6 +296,29 @@ async def test_an_open_breaker_lets_a_caller_try_again_after_its_cooldown(
         assert await world.served_by()
 
 
+async def test_a_pinned_model_comes_back_by_itself_after_its_cooldowns(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world(restart_limit=1, cooldown_s=0.2) as world:
+        world.order(die_while_loading="crash", launches=3)
+        world.catalogue.reconfigure(
+            dirs=(str(world.models),),
+            rules=(ModelRule(TINY, None, (), replace(PLAIN, pin=True)),),
+            defaults=PLAIN,
+        )
+        await world.catalogue.scan()
+        world.fleet.look()
+
+        await world.until_state(InstanceState.READY)
+
+        kinds = await world.kinds()
+        events = await world.journal.events(model_id=TINY, since=0.0, limit=1000)
+        reasons = [e.reason for e in events if e.kind == "instance.resumed"]
+        assert kinds.count("instance.failed") == 3
+        assert len(reasons) == 3
+        assert all("cooldown is over and it is pinned" in reason for reason in reasons)
+
+
 async def test_requests_that_kill_their_child_leave_the_model_to_others(
     fleet_world: MakeWorld,
 ) -> None:
@@ -382,6 +405,33 @@ async def test_a_load_without_progress_is_ended(fleet_world: MakeWorld) -> None:
 
         with pytest.raises(ModelUnavailable, match="no progress"):
             await world.served_by()
+
+
+async def test_a_load_that_says_the_same_over_and_over_makes_no_progress(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world(load_s=0.8, restart_limit=1) as world:
+        world.order(stuck_loading=True, chatter="waiting for the device")
+
+        with pytest.raises(ModelUnavailable, match="no progress while loading"):
+            await world.served_by()
+
+
+async def test_a_load_that_logs_for_ever_has_an_end(fleet_world: MakeWorld) -> None:
+    async with fleet_world(load_s=60.0, load_limit_s=0.8, restart_limit=1) as world:
+        world.order(stuck_loading=True, chatter="tensor {n} of many")
+
+        with pytest.raises(ModelUnavailable, match="not ready after loading for 1 s"):
+            await world.served_by()
+
+        assert "instance.hung" in await world.kinds()
+
+
+async def test_a_load_that_logs_something_new_goes_on(fleet_world: MakeWorld) -> None:
+    async with fleet_world(load_s=1.0, restart_limit=1) as world:
+        world.order(load_s=3.0, chatter="tensor {n} of many")
+
+        await world.served_by()
 
 
 async def test_a_child_that_ignores_sigterm_is_killed(fleet_world: MakeWorld) -> None:
@@ -576,7 +626,7 @@ async def test_what_a_request_took_is_what_the_next_plan_predicts(fleet_world: M
     async with fleet_world() as world:
         served = world.fleet.resolve("tiny")
         assert served is not None
-        usual = (await world.fleet.outlook(served)).answer
+        usual = (await world.fleet.prospects.outlook(served)).answer
         assert isinstance(usual, LaunchPlan)
         usual_rate = usual.predicted_prompt_tokens_per_s
         assert usual_rate is not None
@@ -588,7 +638,7 @@ async def test_what_a_request_took_is_what_the_next_plan_predicts(fleet_world: M
                 world.fleet.report(lease, usage)
         world.fleet.unload(TINY)  # a launch's end is when rates are taken in at once
         await world.until_state(None)
-        plan = (await world.fleet.outlook(served)).answer
+        plan = (await world.fleet.prospects.outlook(served)).answer
 
         assert isinstance(plan, LaunchPlan)
         assert plan.predicted_prompt_tokens_per_s is not None
@@ -671,8 +721,10 @@ async def test_models_are_planned_beside_each_other_and_beside_what_runs(
         roomy = await world.fleet.profile()
         fixed = [replace(o, settings=replace(o.settings, context=2048)) for o in others]
 
-        beside = await world.fleet.outlooks(fixed)
-        elsewhere = await world.fleet.outlooks(fixed, elsewhere=machines.machine(host_gib=0.01))
+        beside = await world.fleet.prospects.outlooks(fixed)
+        elsewhere = await world.fleet.prospects.outlooks(
+            fixed, elsewhere=machines.machine(host_gib=0.01)
+        )
 
     assert [each.served.model_id for each in beside] == ["one", "other"]
     assert all(isinstance(each.answer, LaunchPlan) for each in beside)

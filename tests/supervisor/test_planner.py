@@ -175,7 +175,7 @@ async def test_a_plan_that_somebody_asks_for_keeps_no_caller_waiting(
         assert model is not None
 
         async with asyncio.TaskGroup() as tasks:
-            plan = tasks.create_task(world.fleet.outlook(model))
+            plan = tasks.create_task(world.fleet.prospects.outlook(model))
             await world.until(engines.reached.is_set)
             assert await world.served_by() == pid
             assert not plan.done()

@@ -10,6 +10,8 @@ import pytest
 
 from planners.groups import Group
 from planners.model import ModelId
+from planners.outlook import Outlook
+from planners.plan import LaunchPlan
 from planners.settings import ContextPolicy, MemoryRule, ModelRule
 from planners.sizes import MIB
 from planners.view import InstanceState
@@ -30,6 +32,10 @@ async def loads(world: World) -> int:
 async def held(world: World, model_id: ModelId, *, hold_s: float) -> None:
     async with world.fleet.lease(model_id, caller="test"):
         await asyncio.sleep(hold_s)
+
+
+def contexts_of(*planned: Outlook) -> list[int]:
+    return [each.answer.context for each in planned if isinstance(each.answer, LaunchPlan)]
 
 
 async def configured(world: World, *, context: int | None = 2048, parallel: int = 2) -> None:
@@ -122,6 +128,34 @@ async def test_a_running_request_is_finished_before_a_larger_context_is_loaded(
             assert not larger.done()
 
         assert await larger != first
+
+
+async def test_a_context_that_was_kept_is_launched_with_and_planned_with_until_forgotten(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world() as world:
+        await configured(world, context=2048)
+        world.records.contexts.asked(TINY, 4096)
+        served = world.catalogue.models[TINY]
+        asked = replace(served, settings=replace(served.settings, context=1024))
+
+        planned = await world.fleet.prospects.outlook(served)
+        (beside,) = await world.fleet.prospects.outlooks([served])
+        as_asked = await world.fleet.prospects.outlook(asked)
+        await world.served_by()
+
+        assert isinstance(planned.answer, LaunchPlan)
+        assert any("a caller asked for it" in reason.text for reason in planned.answer.reasons)
+        assert contexts_of(planned, beside, as_asked) == [4096, 4096, 1024]
+        assert world.seen().plan.context == 4096
+
+        await world.records.contexts.forget(TINY)
+        world.fleet.unload(TINY)
+        await world.until_state(None)
+        await world.served_by()
+
+        assert world.seen().plan.context == 2048
+        assert contexts_of(await world.fleet.prospects.outlook(served)) == [2048]
 
 
 async def test_a_context_once_asked_for_outlives_its_instance(fleet_world: MakeWorld) -> None:

@@ -135,9 +135,10 @@ async def test_an_empty_request_with_no_keep_alive_unloads_whatever_its_options(
         ("/api/chat", {**CHAT, "tools": [{"type": "function"}]}, 400,
          "registry.ollama.ai/library/tiny:latest does not support tools"),
         ("/api/generate", {**GENERATE, "suffix": "x"}, 400, "does not support insert"),
-        ("/api/chat", {**CHAT, "options": {"top_k": "x"}}, 500, 'option "top_k" must be'),
-        ("/api/chat", {**CHAT, "keep_alive": "abc"}, 400, 'time: invalid duration "abc"'),
-        ("/api/generate", {**GENERATE, "format": "yaml"}, 500, "invalid format"),
+        ("/api/chat", {**CHAT, "options": {"top_k": "x"}}, 400, 'option "top_k" must be'),
+        ("/api/chat", {**CHAT, "keep_alive": "abc"}, 400,
+         'keep_alive: time: invalid duration "abc"'),
+        ("/api/generate", {**GENERATE, "format": "yaml"}, 400, "invalid format"),
     ],
 )  # fmt: skip
 async def test_what_cannot_be_is_refused_before_anything_is_loaded(

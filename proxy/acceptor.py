@@ -1,0 +1,89 @@
+"""Takes callers in from one listening socket, and waits while there is no descriptor for one more.
+
+Not create_server: libuv takes a caller and hangs up where descriptors are short, and once it lost
+the one it keeps for that, it tries again without a pause, on a whole core.
+"""
+
+import asyncio
+import errno
+from collections.abc import Callable
+from socket import socket
+from ssl import SSLContext
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+BACKLOG = 2048  # uvicorn's; those wait in the kernel while there are no descriptors
+AT_ONCE = 64  # taken in before others have their turn
+FULL_S = 0.25  # cadence of trying again
+
+_LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Acceptor:
+    """Accepts until closed, which closes the socket too."""
+
+    def __init__(
+        self,
+        protocol: Callable[[], asyncio.Protocol],
+        sock: socket,
+        *,
+        tls: SSLContext | None = None,
+        handshake_s: float | None = None,
+    ) -> None:
+        self._protocol, self._sock = protocol, sock
+        self._tls, self._handshake_s = tls, handshake_s
+        self._loop = asyncio.get_running_loop()
+        self._arriving: set[asyncio.Task[None]] = set()
+        self._again: asyncio.TimerHandle | None = None
+        self._is_full = False
+        sock.setblocking(False)
+        sock.listen(BACKLOG)
+        self._loop.add_reader(sock.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Accepts nobody any more; connections go on."""
+        if self._sock.fileno() < 0:
+            return
+        self._loop.remove_reader(self._sock.fileno())
+        if self._again is not None:
+            self._again.cancel()
+        self._sock.close()
+
+    def _accept(self) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                caller, _ = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as exc:
+                if exc.errno not in _LACKING:
+                    raise
+                self._pause(exc)
+                return
+            self._is_full = False
+            caller.setblocking(False)
+            arrival = self._loop.create_task(self._let_in(caller), name="arrival")
+            self._arriving.add(arrival)  # the loop itself keeps but a weak reference
+            arrival.add_done_callback(self._arriving.discard)
+
+    async def _let_in(self, caller: socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                self._protocol, caller, ssl=self._tls, ssl_handshake_timeout=self._handshake_s
+            )
+        except OSError:  # it left again, or its handshake failed
+            caller.close()
+
+    def _pause(self, exc: OSError) -> None:
+        if not self._is_full:
+            self._is_full = True
+            log.warning("door.full", reason=f"no more callers can be taken in: {exc.strerror}")
+        self._loop.remove_reader(self._sock.fileno())
+        self._again = self._loop.call_later(FULL_S, self._resume)
+
+    def _resume(self) -> None:
+        self._again = None
+        self._loop.add_reader(self._sock.fileno(), self._accept)
+        self._accept()
