@@ -15,6 +15,7 @@ from structlog.contextvars import bind_contextvars
 
 from proxy import errors, openai
 from proxy.access import Access, Answered
+from proxy.anthropic import routes as anthropic
 from proxy.door import Door, DoorSettings, Traces
 from proxy.errors import CallerLeft, Dialect
 from proxy.exchange import TEXT, Exchange, Receive, Scope, Send
@@ -74,6 +75,8 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/v1/chat/completions": {"POST": openai.chat_completions},
     "/v1/completions": {"POST": openai.completions},
     "/v1/embeddings": {"POST": openai.embeddings},
+    "/v1/messages": {"POST": anthropic.messages},
+    "/v1/messages/count_tokens": {"POST": anthropic.count_tokens},
 }
 
 
