@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from planners.durations import parse_duration
 from planners.model import ServedModel
 from proxy import names
+from proxy.bodies import bound_values, decoded
 from proxy.chat_reply import ChatReply
 from proxy.chunks import Delta
 from proxy.door import Door
@@ -28,6 +29,12 @@ STREAMED: dict[str, object] = {
     "return_progress": True,
 }
 """Members of every chat body: what is assembled here, and what makes a child notice who leaves."""
+
+
+MAX_VALUES = 300_000
+"""In one body, as in Ollama's dialect: fewer than elsewhere, since all of it becomes objects."""
+
+T = TypeVar("T")
 
 
 class Writer(Protocol):
@@ -137,6 +144,12 @@ class ChatTurn:
 
     def _keep_alive_s(self) -> float | None:
         return None if self.keep_alive is None else parse_duration(self.keep_alive)
+
+
+def read_whole(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """A request of which all is read. Raises BadJson, TooManyValues."""
+    bound_values(body, limit=MAX_VALUES)
+    return decoded(body, decoder)
 
 
 def chat_model(door: Door, exchange: Exchange, name: str | None) -> ServedModel:

@@ -10,10 +10,12 @@ from typing import Literal
 
 import msgspec
 
-from proxy.bodies import decoded
-from proxy.chat_turn import STREAMED, data_url
+from proxy.chat_turn import STREAMED, data_url, read_whole
 from proxy.chunks import ABSENT
 from proxy.errors import BadRequest
+
+MAX_STOPS, MAX_STOP = 64, 1024
+"""Stop sequences, and the length of one: each is looked for in every piece of a reply."""
 
 _OBJECT = msgspec.Raw(b"{}")
 _ANY_OBJECT = msgspec.Raw(b'{"type":"object"}')
@@ -100,9 +102,12 @@ _BILLING = re.compile(r"(x-anthropic-billing-header:.*?cch=).{5};", re.DOTALL)
 
 def read_request(body: bytes, *, counts: bool = False) -> MessagesRequest:
     """The request in `body`; one that only `counts` has no max_tokens. Raises BadRequest."""
-    asked = decoded(body, _REQUEST)
+    asked = read_whole(body, _REQUEST)
     if not asked.messages:
         raise BadRequest("messages: at least one message is required", param="messages")
+    if _is_too_much(asked.stop_sequences or ()):
+        reason = f"stop_sequences: at most {MAX_STOPS}, each of {MAX_STOP} characters at most"
+        raise BadRequest(reason, param="stop_sequences")
     if counts:
         return asked
     if asked.max_tokens is None:
@@ -111,6 +116,10 @@ def read_request(body: bytes, *, counts: bool = False) -> MessagesRequest:
         reason = "max_tokens: must be greater than or equal to 1"
         raise BadRequest(reason, param="max_tokens")
     return asked
+
+
+def _is_too_much(stops: tuple[str, ...]) -> bool:
+    return len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP for stop in stops)
 
 
 def chat_body(asked: MessagesRequest) -> dict[str, object]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import msgspec
 
 from proxy.bodies import decoded
-from proxy.chat_turn import STREAMED, data_url
+from proxy.chat_turn import STREAMED, data_url, read_whole
 from proxy.chunks import ABSENT, NULL
 from proxy.errors import BadRequest
 
@@ -94,7 +94,7 @@ _REASONING = msgspec.json.Decoder(_Reasoning | None)
 
 def read_request(body: bytes) -> ResponseRequest:
     """The request in `body`. Raises BadRequest, also for what needs stored responses."""
-    asked = decoded(body, _REQUEST)
+    asked = read_whole(body, _REQUEST)
     if asked.previous_response_id:
         reason = "previous_response_id is not supported: responses are not stored; send all input"
         raise BadRequest(reason, param="previous_response_id")

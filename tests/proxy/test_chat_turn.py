@@ -215,6 +215,18 @@ async def test_a_bad_request_is_a_400_and_loads_nothing(
 
 
 @DIALECTS
+async def test_a_body_of_too_many_values_is_refused(
+    tmp_path: Path, path: str, told: dict[str, Any]
+) -> None:
+    fleet = FleetOfOne(served_model(), tmp_path)
+    async with serving(fleet) as at:
+        reply = await at.client.post(path, json={**told, "more": [0] * 300_000})
+
+    assert reply.status_code == 400
+    assert "holds more than 300000 values" in error_in(reply)["message"]
+
+
+@DIALECTS
 async def test_a_model_for_embeddings_is_refused(
     tmp_path: Path, path: str, told: dict[str, Any]
 ) -> None:

@@ -173,6 +173,8 @@ def user(*blocks: object) -> dict[str, object]:
         pytest.param({"max_tokens": None}, "max_tokens: Field required", id="no max_tokens"),
         pytest.param({"max_tokens": 0}, "greater than or equal to 1", id="max_tokens of 0"),
         pytest.param({"messages": [{"role": "tool", "content": ""}]}, "'tool'", id="role"),
+        pytest.param({"stop_sequences": ["x"] * 65}, "at most 64", id="many sequences"),
+        pytest.param({"stop_sequences": ["x" * 1025]}, "1024 characters", id="a long sequence"),
         pytest.param({"temperature": "hot"}, "temperature", id="type"),
         pytest.param(
             user({"type": "text", "text": ""}, {"type": "document"}),
