@@ -15,12 +15,14 @@ from structlog.contextvars import bind_contextvars
 
 from proxy import errors, openai
 from proxy.access import Access, Answered
+from proxy.anthropic import routes as anthropic
 from proxy.door import Door, DoorSettings, Traces
 from proxy.errors import CallerLeft, Dialect
 from proxy.exchange import TEXT, Exchange, Receive, Scope, Send
 from proxy.metrics import CALLER_LEFT_STATUS, CONTENT_TYPE, Metrics
 from proxy.ollama import catalogue, chat, embed
 from proxy.request_id import request_id
+from proxy.responses import routes as responses
 from proxy.service import Service
 from proxy.upstream import UpstreamPools
 from supervisor.lease import Stopping
@@ -34,6 +36,7 @@ PARTING_S = 0.5  # for the last event of a stream that is ended because the daem
 
 _SLASHES = re.compile("/{2,}")
 _MODEL_PREFIX = "/v1/models/"
+_STORED_PREFIX = "/v1/responses/"
 
 
 async def health(door: Door, exchange: Exchange) -> None:
@@ -74,6 +77,10 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/v1/chat/completions": {"POST": openai.chat_completions},
     "/v1/completions": {"POST": openai.completions},
     "/v1/embeddings": {"POST": openai.embeddings},
+    "/v1/responses": {"POST": responses.create},
+    "/v1/responses/input_tokens": {"POST": responses.input_tokens},
+    "/v1/messages": {"POST": anthropic.messages},
+    "/v1/messages/count_tokens": {"POST": anthropic.count_tokens},
 }
 
 
@@ -158,6 +165,8 @@ async def _route(door: Door, exchange: Exchange) -> None:
             return await openai.one_model(door, exchange, path.removeprefix(_MODEL_PREFIX))
         return await _wrong_method(exchange, ("GET",))
     methods = ROUTES.get(path) or ROUTES.get(path.rstrip("/"))
+    if methods is None and path.startswith(_STORED_PREFIX):
+        return await responses.stored(door, exchange)
     if methods is None:
         return await _not_found(exchange)
     handler = methods.get(exchange.method)

@@ -236,6 +236,7 @@ class Answer:
 def answer(exc: Exception, dialect: Dialect) -> Answer | None:
     """The reply to `exc`, None where it is a bug (or the caller is gone)."""
     ollama = dialect is Dialect.OLLAMA
+    busy = 529 if dialect is Dialect.ANTHROPIC else 503
     text = str(exc)
     match exc:
         case BadRequest():
@@ -251,16 +252,16 @@ def answer(exc: Exception, dialect: Dialect) -> Answer | None:
             return Answer(500, _kind(500), text, code="model_failed")
         case LineFull():
             facts = {"waiting": exc.waiting}
-            return _busy(text, "queue_full", exc.retry_after_s, facts)
+            return _busy(busy, text, "queue_full", exc.retry_after_s, facts)
         case WaitTimedOut():
             facts = {"place": exc.place, "waiting": exc.waiting}
-            return _busy(text, "wait_timed_out", exc.retry_after_s, facts)
+            return _busy(busy, text, "wait_timed_out", exc.retry_after_s, facts)
         case ModelUnavailable():
             if exc.retry_after_s is not None:
-                return _busy(text, "model_unavailable", exc.retry_after_s)
+                return _busy(busy, text, "model_unavailable", exc.retry_after_s)
             return Answer(500, _kind(500), text, code="model_unavailable")
         case Stopping():
-            return _busy(text, "stopping", 5.0)
+            return _busy(busy, text, "stopping", 5.0)
         case UpstreamGone() if exc.times > 1:
             status = 500 if ollama else 502
             return Answer(status, _kind(502), text, code="request_ends_model", is_final=True)
@@ -280,8 +281,11 @@ def body(said: Answer, dialect: Dialect) -> bytes:
     if dialect is Dialect.OLLAMA:
         return msgspec.json.encode({"error": said.message, **said.facts})
     if dialect is Dialect.ANTHROPIC:
-        kind = _ANTHROPIC_TYPES.get(said.status, "api_error")
-        told = {"type": kind, "message": said.message, **said.facts}
+        kind, message = _ANTHROPIC_TYPES.get(said.status, "api_error"), said.message
+        if "n_ctx" in said.facts:  # Claude Code knows a prompt to be compacted by these words
+            n_prompt, n_ctx = said.facts["n_prompt_tokens"], said.facts["n_ctx"]
+            message = f"prompt is too long: {n_prompt} tokens > {n_ctx} maximum; {message}"
+        told = {"type": kind, "message": message, **said.facts}
         return msgspec.json.encode({"type": "error", "error": told})
     error = {
         "message": said.message,
@@ -303,10 +307,14 @@ def event(said: Answer, dialect: Dialect, *, ndjson: bool) -> bytes:
 
 
 def _busy(
-    message: str, code: str, retry_after_s: float, facts: Mapping[str, int] | None = None
+    status: int,
+    message: str,
+    code: str,
+    retry_after_s: float,
+    facts: Mapping[str, int] | None = None,
 ) -> Answer:
     return Answer(
-        503, _kind(503), message, code=code, retry_after_s=retry_after_s, facts=facts or {}
+        status, _kind(503), message, code=code, retry_after_s=retry_after_s, facts=facts or {}
     )
 
 

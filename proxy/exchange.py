@@ -83,8 +83,8 @@ class Exchange:
 
     __slots__ = (
         "_receive", "_send", "dialect", "extra_headers", "finished", "first_byte_s", "framing",
-        "headers", "lease", "method", "model", "path", "request_id", "scope", "sent_bytes",
-        "started_s", "status", "traceparent", "usage",
+        "headers", "last_word", "lease", "method", "model", "path", "request_id", "scope",
+        "sent_bytes", "started_s", "status", "traceparent", "usage",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str) -> None:
@@ -106,6 +106,8 @@ class Exchange:
         self.usage: Usage | None = None
         self.traceparent = b""
         """Of our own span, where requests are traced."""
+        self.last_word: Callable[[Answer], bytes] | None = None
+        """How a stream that has begun words an error, where the dialect's event is not enough."""
 
     @property
     def begun(self) -> bool:
@@ -196,6 +198,9 @@ class Exchange:
                 content_type=JSON,
                 headers=said.headers,
             )
+            return
+        if self.last_word is not None:
+            await self.finish(self.last_word(said))
             return
         ndjson = self.framing is Framing.NDJSON
         await self.finish(errors.event(said, self.dialect, ndjson=ndjson))

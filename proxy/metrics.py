@@ -105,7 +105,7 @@ class Metrics:
         return text_of(self)
 
 
-_PATTERNS = ("/v1/models/{id}", "/upstream/{model}", "/slots/{id}")
+_PATTERNS = ("/v1/models/{id}", "/v1/responses/{id}", "/upstream/{model}", "/slots/{id}")
 """Routes that end in a name."""
 
 

@@ -1,0 +1,1 @@
+"""OpenAI's Responses dialect: /v1/responses and its token count; nothing is stored."""
