@@ -20,6 +20,7 @@ from proxy.door import Door, DoorSettings, Traces
 from proxy.errors import CallerLeft, Dialect
 from proxy.exchange import TEXT, Exchange, Receive, Scope, Send
 from proxy.metrics import CALLER_LEFT_STATUS, CONTENT_TYPE, Metrics
+from proxy.native import completion, questions
 from proxy.ollama import catalogue, chat, embed
 from proxy.request_id import request_id
 from proxy.responses import routes as responses
@@ -82,6 +83,19 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/v1/messages": {"POST": anthropic.messages},
     "/v1/messages/count_tokens": {"POST": anthropic.count_tokens},
 }
+NATIVE: dict[str, dict[str, Handler]] = {
+    "/completion": {"POST": completion.completion},
+    "/completions": {"POST": completion.completion},
+    "/infill": {"POST": completion.infill},
+    "/tokenize": {"POST": questions.tokenize},
+    "/detokenize": {"POST": questions.detokenize},
+    "/apply-template": {"POST": questions.apply_template},
+    "/props": {"GET": questions.props},
+    "/slots": {"GET": questions.slots},
+    "/lora-adapters": {"GET": questions.lora_adapters},
+}
+"""llama-server's own; its errors look like OpenAI's."""
+ROUTES |= NATIVE
 
 
 def build_app(
@@ -198,7 +212,8 @@ async def _part(exchange: Exchange) -> None:
 def _dialect(path: str) -> Dialect:
     if path.startswith("/v1/messages"):
         return Dialect.ANTHROPIC
-    return Dialect.OPENAI if path.startswith("/v1/") else Dialect.OLLAMA
+    is_openai = path.startswith("/v1/") or path.rstrip("/") in NATIVE
+    return Dialect.OPENAI if is_openai else Dialect.OLLAMA
 
 
 def _own_addresses() -> list[str]:

@@ -83,8 +83,8 @@ class Exchange:
 
     __slots__ = (
         "_receive", "_send", "dialect", "extra_headers", "finished", "first_byte_s", "framing",
-        "headers", "last_word", "lease", "method", "model", "path", "request_id", "scope",
-        "sent_bytes", "started_s", "status", "traceparent", "usage",
+        "given_model", "headers", "last_word", "lease", "method", "model", "path", "request_id",
+        "scope", "sent_bytes", "started_s", "status", "traceparent", "usage",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str) -> None:
@@ -101,6 +101,8 @@ class Exchange:
         self.sent_bytes = 0
         self.first_byte_s: float | None = None
         self.finished = False
+        self.given_model: str | None = None
+        """The model that the path names; it goes before what the body says."""
         self.model: str | None = None
         self.lease: Lease | None = None
         self.usage: Usage | None = None

@@ -241,7 +241,7 @@ async def relay_stream(
     if not tail.rstrip().endswith(DONE) and _ERROR_EVENT_HEAD not in tail:
         raise UpstreamBroken(response.socket_path, "its stream ended before its end")
     await exchange.finish()
-    return _usage_sum(usages) if usages else usage_in(tail)
+    return usage_sum(usages) if usages else usage_in(tail)
 
 
 def _without_progress(events: bytes) -> bytes:
@@ -317,7 +317,8 @@ def _usages_in(events: bytes) -> list[Usage]:
     return [usage for usage in told if usage is not None]
 
 
-def _usage_sum(usages: list[Usage]) -> Usage:
+def usage_sum(usages: list[Usage]) -> Usage:
+    """What several prompts of one request took together."""
     return Usage(
         prompt_tokens=sum(usage.prompt_tokens for usage in usages),
         prompt_s=sum(usage.prompt_s for usage in usages),

@@ -29,10 +29,11 @@ def display(name: str) -> str:
 
 
 def served(door: Door, exchange: Exchange, name: str, *, unknown: str | None = None) -> ServedModel:
-    """The model that `name` means.
+    """The model that `name` means, or the path where it names one.
 
     Raises UnusableModel, BadName, CloudModel, UnknownModel (saying `unknown`).
     """
+    name = exchange.given_model or name
     found = door.service.resolve(name)
     if found is None:
         if (error := unusable(name, door.service.broken())) is not None:

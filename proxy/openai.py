@@ -15,6 +15,7 @@ from proxy.door import Door
 from proxy.errors import BadRequest, NoEmbeddings
 from proxy.exchange import Exchange
 from proxy.forward import Check, Hear, Order, converse, refusal, relay_stream, relay_whole
+from proxy.media import check_media
 from proxy.prompt_length import Bound, Prompt
 from proxy.sse import EventReader
 from proxy.upstream import UpstreamResponse
@@ -93,10 +94,12 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
         raise BadRequest(f'"{model.model_id}" does not support completions', param="model")
     if asked.n not in (None, 1) or asked.n_cmpl not in (None, 1):
         raise BadRequest("n must be 1: each request has one slot of the model", param="n")
-    n_prompts = 1 if chat else _n_prompts(asked.prompt)
+    n_prompts = 1 if chat else n_prompts_in(asked.prompt)
     if n_prompts > MAX_PROMPTS:
         reason = f"prompt must hold at most {MAX_PROMPTS} prompts, not {n_prompts}"
         raise BadRequest(reason, param="prompt")
+    if chat:
+        check_media(body)
     target = b"/v1/chat/completions" if chat else b"/v1/completions"
     streams = bool(asked.stream)
     if streams:
@@ -122,7 +125,7 @@ def _check(
         prompts = [Prompt(chat=body)]
     else:
         told = msgspec.json.decode(asked.prompt)
-        several = told if _n_prompts(asked.prompt) > 1 else [told]
+        several = told if n_prompts_in(asked.prompt) > 1 else [told]
         prompts = [Prompt.of({"prompt": one}) for one in several]
     name = asked.model or model.model_id
     bounds = [Bound(door, model, name, prompt, asked.num_ctx) for prompt in prompts]
@@ -134,7 +137,7 @@ def _check(
     return check
 
 
-def _n_prompts(told: msgspec.Raw) -> int:
+def n_prompts_in(told: msgspec.Raw) -> int:
     """How many prompts the child reads in `told`: in an array with a token id in it, one."""
     if _TOKEN_IDS.match(told) or bytes(memoryview(told)[:1]) != b"[":
         return 1
@@ -170,9 +173,9 @@ def _assemble(door: Door, exchange: Exchange, *, chat: bool, n_prompts: int) -> 
 
 
 def _served(door: Door, exchange: Exchange, name: str | None) -> ServedModel:
-    if not name:
+    if not (name or exchange.given_model):
         raise BadRequest("model is required", param="model")
-    return names.served(door, exchange, name)
+    return names.served(door, exchange, name or "")
 
 
 def _entry(model: ServedModel, name: str) -> dict[str, object]:

@@ -36,11 +36,13 @@ class Service(Protocol):
         keep_alive_s: float | None = None,
         context: int | None = None,
         priority: Priority = Priority.HIGH,
+        takes_slot: bool = True,
     ) -> AbstractAsyncContextManager[Lease]:
         """A slot of a ready child for as long as the block lasts, after a load where need be.
 
         `context`: tokens that the caller wants; the lease says what it gets. `priority`: what the
-        caller says of its request, which can only lower its own. Raises LeaseError.
+        caller says of its request, which can only lower its own. Without `takes_slot` the child
+        alone, however busy it is. Raises LeaseError.
         """
 
     async def until_gone(self, lease: Lease, *, within_s: float) -> str | None:

@@ -182,14 +182,21 @@ class Fleet:
         keep_alive_s: float | None = None,
         context: int | None = None,
         priority: Priority = Priority.HIGH,
+        takes_slot: bool = True,
     ) -> AbstractAsyncContextManager[Lease]:
         """A slot of a ready child for as long as the block lasts. Raises LeaseError.
 
         `context`: tokens that the caller wants; what comes of it is models.context_policy's.
-        `priority`: the request's own, which can only lower its caller's.
+        `priority`: the request's own, which can only lower its caller's. Without `takes_slot` the
+        child alone, however busy it is.
         """
         return self._leasing.lease(
-            model_id, caller=caller, keep_alive_s=keep_alive_s, context=context, priority=priority
+            model_id,
+            caller=caller,
+            keep_alive_s=keep_alive_s,
+            context=context,
+            priority=priority,
+            takes_slot=takes_slot,
         )
 
     async def until_gone(self, lease: Lease, *, within_s: float) -> str | None:

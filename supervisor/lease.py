@@ -27,7 +27,7 @@ class Lease:
     instance_id: InstanceId
     model_id: ModelId
     slot: int
-    """The `id_slot` that every request under this lease must name."""
+    """The `id_slot` that every request under this lease must name; below 0 it takes none."""
     socket_path: str
     """The child's Unix socket; a fresh path per launch, so it also names the child."""
     context: int
@@ -135,6 +135,8 @@ class Waiter:
     """Tokens that it needs; 0 is whatever there is."""
     is_exact: bool = False
     """Whether more than `context` will not do either."""
+    takes_slot: bool = True
+    """False for a question that the child answers beside its slots."""
 
 
 @dataclass(slots=True)
@@ -166,9 +168,19 @@ class _Desk:
         """The same of a waiter."""
         return self.admits(waiter.context, waiter.is_exact)
 
-    def take(self, *, now_s: float, waited_s: float) -> Lease:
-        """A lease on the lowest free slot."""
-        opening, slot = self.opening, heappop(self.free)
+    def has_place(self, *, takes_slot: bool) -> bool:
+        """Whether one more can be served now."""
+        return bool(self.free) or not takes_slot
+
+    def can_serve(self, waiter: Waiter) -> bool:
+        """Whether the waiter could be served now."""
+        return self.has_place(takes_slot=waiter.takes_slot) and self.serves(waiter)
+
+    def take(self, *, now_s: float, waited_s: float, takes_slot: bool) -> Lease:
+        """A lease on the lowest free slot, or on none where none is needed."""
+        # Held all the same: a child is not stopped while it is asked something.
+        slot = heappop(self.free) if takes_slot else min((0, *self.held)) - 1
+        opening = self.opening
         lease = self.held[slot] = Lease(
             instance_id=opening.instance_id,
             model_id=opening.model_id,
@@ -190,7 +202,8 @@ class _Desk:
         if self.held.get(lease.slot) is not lease:
             return False
         del self.held[lease.slot]
-        heappush(self.free, lease.slot)
+        if lease.slot >= 0:
+            heappush(self.free, lease.slot)
         if not self.held:
             self.idle_since_s = now_s
             self.idle.set()
@@ -220,6 +233,7 @@ class LeaseBook:
         priority: Priority = Priority.NORMAL,
         context: int = 0,
         is_exact: bool = False,
+        takes_slot: bool = True,
     ) -> Waiter:
         """A waiter, served at once when a slot is free. Raises LineFull, Stopping.
 
@@ -230,23 +244,32 @@ class LeaseBook:
             raise Stopping
         line = self._lines.setdefault(model_id, Line())
         granted = asyncio.get_running_loop().create_future()
-        waiter = Waiter(model_id, caller, now_s, granted, priority, context, is_exact)
+        waiter = Waiter(model_id, caller, now_s, granted, priority, context, is_exact, takes_slot)
         line.join(waiter)
-        self._grant(model_id, now_s=now_s)
+        if (desk := self._serving.get(model_id)) and desk.has_place(takes_slot=takes_slot):
+            self._grant(model_id, now_s=now_s)
         if not waiter.granted.done() and len(line) > self.max_waiting:
             self._turn_away(line.surplus(waiter), newest=waiter)
         return waiter
 
     def take(
-        self, model_id: ModelId, *, now_s: float, context: int = 0, is_exact: bool = False
+        self,
+        model_id: ModelId,
+        *,
+        now_s: float,
+        context: int = 0,
+        is_exact: bool = False,
+        takes_slot: bool = True,
     ) -> Lease | None:
         """A free slot at once, as nearly always; None where there is none. Raises Stopping."""
         if self._stopping:
             raise Stopping
         desk = self._serving.get(model_id)
-        if desk is None or not desk.free or model_id in self._lines:
+        if desk is None or model_id in self._lines or not desk.has_place(takes_slot=takes_slot):
             return None
-        return desk.take(now_s=now_s, waited_s=0.0) if desk.admits(context, is_exact) else None
+        if not desk.admits(context, is_exact):
+            return None
+        return desk.take(now_s=now_s, waited_s=0.0, takes_slot=takes_slot)
 
     def _turn_away(self, waiter: Waiter, *, newest: Waiter) -> None:
         """Tell one that its place is gone; the newest hears of it by the raised LineFull."""
@@ -397,11 +420,11 @@ class LeaseBook:
 
     def _grant(self, model_id: ModelId, *, now_s: float) -> None:
         desk, line = self._serving.get(model_id), self._lines.get(model_id)
-        while desk and line and desk.free and (waiter := line.next(desk.serves)):
+        while desk and line and (waiter := line.next(desk.can_serve)):
             if not waiter.granted.done():
-                waiter.granted.set_result(
-                    desk.take(now_s=now_s, waited_s=now_s - waiter.asked_at_s)
-                )
+                waited_s = now_s - waiter.asked_at_s
+                lease = desk.take(now_s=now_s, waited_s=waited_s, takes_slot=waiter.takes_slot)
+                waiter.granted.set_result(lease)
         if line is not None and not line:
             del self._lines[model_id]
 

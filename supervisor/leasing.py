@@ -35,6 +35,7 @@ class _Wish:
     context: int | None
     priority: Priority
     """The request's own, which can only lower its caller's."""
+    takes_slot: bool
 
 
 class _Leased:
@@ -97,9 +98,11 @@ class Leasing:
         keep_alive_s: float | None,
         context: int | None,
         priority: Priority,
+        takes_slot: bool,
     ) -> AbstractAsyncContextManager[Lease]:
-        """A slot of a ready child for as long as the block lasts. Raises LeaseError."""
-        return _Leased(self, _Wish(model_id, caller, keep_alive_s, context, priority))
+        """A ready child, and a slot of it, for as long as the block lasts. Raises LeaseError."""
+        wish = _Wish(model_id, caller, keep_alive_s, context, priority, takes_slot)
+        return _Leased(self, wish)
 
     async def taken(self, wish: "_Wish") -> Lease:
         """The lease that is wished for. Raises LeaseError."""
@@ -126,7 +129,10 @@ class Leasing:
         context = self._wanted_context(model_id, wish.context)
         is_exact = settings.context_policy is ContextPolicy.CLIENT
         now_s = monotonic()
-        at_once = self._book.take(model_id, now_s=now_s, context=context, is_exact=is_exact)
+        takes_slot = wish.takes_slot
+        at_once = self._book.take(
+            model_id, now_s=now_s, context=context, is_exact=is_exact, takes_slot=takes_slot
+        )
         if at_once is not None:
             return at_once
         waiter = self._book.ask(
@@ -136,6 +142,7 @@ class Leasing:
             priority=lower(wish.priority, settings.callers.priority(wish.caller)),
             context=context,
             is_exact=is_exact,
+            takes_slot=takes_slot,
         )
         self._look()
         granted = False

@@ -199,11 +199,12 @@ class FleetOfOne:
         keep_alive_s: float | None = None,
         context: int | None = None,
         priority: Priority = Priority.HIGH,
+        takes_slot: bool = True,
     ) -> AsyncIterator[Lease]:
         self.contexts.append(context)
         child = await self._ready()
         self.keep_alive_s = self.keep_alive_s if keep_alive_s is None else keep_alive_s
-        slot = await self._free.get()
+        slot = await self._free.get() if takes_slot else -1
         self.leases += 1
         self.most_leases = max(self.most_leases, self.leases)
         try:
@@ -219,7 +220,8 @@ class FleetOfOne:
             )
         finally:
             self.leases -= 1
-            self._free.put_nowait(slot)
+            if takes_slot:
+                self._free.put_nowait(slot)
 
     async def until_gone(self, lease: Lease, *, within_s: float) -> str | None:
         child = self.child

@@ -394,3 +394,29 @@ async def test_an_exact_context_is_served_by_that_size_alone(book: LeaseBook) ->
     assert not is_served(wanting(book, 2048, is_exact=True, at_s=1.0))
     assert not is_served(wanting(book, 8192, is_exact=True, at_s=2.0))
     assert book.demand(now_s=3.0)[M].context == 2048
+
+
+async def test_a_question_does_not_wait_for_a_slot(book: LeaseBook) -> None:
+    book.open(opening(), now_s=0.0)
+    ask(book)
+
+    questions = [book.ask(M, caller="b", now_s=1.0, takes_slot=False) for _ in range(2)]
+
+    leases = [question.granted.result() for question in questions]
+    assert all(lease.slot < 0 for lease in leases)
+    assert book.running(I1) == 3
+    for lease in leases:
+        book.give_back(lease, now_s=2.0)
+    assert book.running(I1) == 1
+    assert not is_served(ask(book))
+
+
+async def test_a_question_waits_for_the_load_with_the_others(book: LeaseBook) -> None:
+    first = ask(book)
+    question = book.ask(M, caller="a", now_s=1.0, takes_slot=False)
+    assert book.demand(now_s=2.0)[M].waiting == 2
+
+    book.open(opening(), now_s=3.0)
+
+    assert is_served(first)
+    assert question.granted.result().slot < 0

@@ -1,0 +1,207 @@
+"""POST /completion and /infill: llama-server's own dialect of text, streamed or assembled."""
+
+import msgspec
+
+from planners.durations import parse_duration
+from planners.model import ServedModel
+from proxy.bodies import decoded
+from proxy.chunks import ABSENT
+from proxy.door import Door
+from proxy.errors import BadRequest, ChildFailed, UpstreamBroken
+from proxy.exchange import Exchange, Framing
+from proxy.forward import (
+    Check,
+    Hear,
+    Order,
+    ask,
+    converse,
+    event_error,
+    refusal,
+    relay_whole,
+    usage_in,
+    usage_sum,
+)
+from proxy.native.meant import meant
+from proxy.native.whole import Whole
+from proxy.openai import MAX_PROMPTS, n_prompts_in
+from proxy.prompt_length import TOKENS, Bound, Prompt
+from proxy.sse import EventReader, WholeEvents
+from proxy.upstream import UpstreamResponse
+from supervisor.lease import Lease, Usage
+
+
+class _Extra(msgspec.Struct):
+    text: str = ""
+
+
+class _Asked(msgspec.Struct):
+    model: str | None = None
+    stream: bool | None = None
+    n: int | None = None
+    n_cmpl: int | None = None
+    prompt: msgspec.Raw = ABSENT
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: tuple[_Extra, ...] = ()
+    return_progress: bool | None = None
+    return_tokens: bool | None = None
+    keep_alive: float | str | None = None
+    num_ctx: int | None = None
+
+
+_ASKED = msgspec.json.Decoder(_Asked)
+_PROGRESS = b'"return_progress":true'
+_STREAMED = b'"stream":true,' + _PROGRESS
+_IS_PROGRESS, _IS_LAST = b'"prompt_progress":', b'"stop":true'
+"""Unmistakable: within a text their quotation marks are escaped."""
+_ERROR_HEAD = b'data: {"error":'
+
+
+async def completion(door: Door, exchange: Exchange) -> None:
+    """POST /completion."""
+    await _complete(door, exchange, b"/completion")
+
+
+async def infill(door: Door, exchange: Exchange) -> None:
+    """POST /infill; a model that cannot is told apart by the child, by its vocabulary."""
+    await _complete(door, exchange, b"/infill")
+
+
+async def _complete(door: Door, exchange: Exchange, target: bytes) -> None:
+    body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
+    asked = decoded(body, _ASKED)
+    model = meant(door, exchange, asked.model)
+    if model.info.is_embedding:
+        raise BadRequest(f'"{model.model_id}" does not support completions', param="model")
+    if asked.n not in (None, 1) or asked.n_cmpl not in (None, 1):
+        raise BadRequest("n_cmpl must be 1: each request has one slot of the model", param="n_cmpl")
+    n_prompts = 1 if target == b"/infill" else n_prompts_in(asked.prompt)
+    if n_prompts > MAX_PROMPTS:
+        reason = f"prompt must hold at most {MAX_PROMPTS} prompts, not {n_prompts}"
+        raise BadRequest(reason, param="prompt")
+    hear, extra = _hearing(door, exchange, asked, n_prompts=n_prompts)
+    keep_alive_s = None if asked.keep_alive is None else parse_duration(asked.keep_alive)
+    async with exchange.attended():
+        await converse(
+            door, exchange, Order(target, body, extra), model=model, keep_alive_s=keep_alive_s,
+            hear=hear, context=asked.num_ctx, check=_check(door, asked, model, n_prompts),
+        )  # fmt: skip
+
+
+def _hearing(
+    door: Door, exchange: Exchange, asked: _Asked, *, n_prompts: int
+) -> tuple[Hear, bytes]:
+    """How the reply is heard, and the members that ask for it in that form."""
+
+    async def stream(lease: Lease, response: UpstreamResponse) -> None:
+        shows_progress = bool(asked.return_progress)
+        usages = await _relayed(exchange, lease, response, shows_progress, n_prompts)
+        _report(door, exchange, lease, usages)
+
+    async def assemble(lease: Lease, response: UpstreamResponse) -> None:
+        if response.status != 200:
+            raise await refusal(response, lease)
+        events = EventReader(response.socket_path)
+        whole = Whole(response.socket_path, n_prompts=n_prompts)
+        async for chunk in response.chunks():
+            for event in events.feed(chunk):
+                whole.add(event)
+        await _drop_stop_words(door, lease, whole)
+        await exchange.reply(200, whole.reply())
+        _report(door, exchange, lease, whole.usages())
+
+    async def pass_whole(lease: Lease, response: UpstreamResponse) -> None:
+        await relay_whole(exchange, lease, response)
+
+    if asked.stream:
+        return stream, _PROGRESS
+    # A stream has not all the ids, so that a caller who wants them is noticed to leave later.
+    return (pass_whole, b"") if asked.return_tokens else (assemble, _STREAMED)
+
+
+def _check(door: Door, asked: _Asked, model: ServedModel, n_prompts: int) -> Check | None:
+    """What holds each prompt to the num_ctx of its request."""
+    if asked.num_ctx is None:
+        return None
+    told = msgspec.json.decode(asked.prompt) if asked.prompt != ABSENT else ""
+    around = (asked.input_prefix, asked.input_suffix, *(extra.text for extra in asked.input_extra))
+    prompts = [_prompt(one, around) for one in (told if n_prompts > 1 else [told])]
+    name, n_ctx = asked.model or model.model_id, asked.num_ctx
+
+    async def check(lease: Lease) -> None:
+        for prompt in prompts:
+            await Bound(door, model, name, prompt, n_ctx).check(lease)
+
+    return check
+
+
+def _prompt(told: object, around: tuple[str, ...]) -> Prompt:
+    """A text, token ids, both mixed, or an object with a text in it and media beside."""
+    if isinstance(told, dict):
+        told = told.get("prompt_string", "")
+    parts = told if isinstance(told, list) else [told]
+    if len(parts) == 1 and isinstance(parts[0], list):
+        parts = parts[0]
+    texts = tuple(part for part in parts if isinstance(part, str))
+    return Prompt(texts=(*texts, *around), n_ids=len(parts) - len(texts))
+
+
+async def _relayed(
+    exchange: Exchange,
+    lease: Lease,
+    response: UpstreamResponse,
+    shows_progress: bool,
+    n_prompts: int,
+) -> list[Usage]:
+    """Passes the stream as it comes, without progress unless asked for; it has no [DONE]."""
+    if response.status != 200:
+        raise await refusal(response, lease)
+    whole, n_ended, usages = WholeEvents(response.socket_path), 0, list[Usage]()
+    async for arrived in response.chunks():
+        events = whole.take(arrived)
+        if not shows_progress and (_IS_PROGRESS in events or not exchange.begun):
+            events = _without_progress(events)
+        if not events:
+            continue
+        is_error = events.startswith(_ERROR_HEAD)
+        if not exchange.begun:
+            if is_error:
+                raise ChildFailed(event_error(events[6:].partition(b"\n")[0]))
+            await exchange.begin(Framing.SSE)
+        if _IS_LAST in events:
+            ends = [event for event in events.split(b"\n\n") if _IS_LAST in event]
+            usages += [usage for usage in map(usage_in, ends) if usage is not None]
+            n_ended += len(ends)
+        elif is_error:
+            n_ended = n_prompts
+        await exchange.write(events)
+    if n_ended < n_prompts:
+        raise UpstreamBroken(response.socket_path, "its stream ended before its end")
+    await exchange.finish()
+    return usages
+
+
+def _without_progress(events: bytes) -> bytes:
+    """What is neither a ping nor a prompt's progress."""
+    kept = [
+        event
+        for event in events.split(b"\n\n")
+        if not event.startswith(b":") and _IS_PROGRESS not in event
+    ]
+    return b"\n\n".join(kept)
+
+
+async def _drop_stop_words(door: Door, lease: Lease, whole: Whole) -> None:
+    """Leaves out the probabilities of a stop word's tokens, as many as it has by itself."""
+    for part in whole.parts:
+        if part.probabilities and part.stopping_word:
+            told = {"content": part.stopping_word, "add_special": False, "parse_special": False}
+            body = msgspec.json.encode(told)
+            counted = await ask(door, lease, TOKENS, target=b"/tokenize", body=body)
+            part.drop_probabilities(len(counted.tokens))
+
+
+def _report(door: Door, exchange: Exchange, lease: Lease, usages: list[Usage]) -> None:
+    if usages:
+        exchange.usage = usage_sum(usages)
+        door.service.report(lease, exchange.usage)

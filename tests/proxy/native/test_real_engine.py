@@ -1,0 +1,118 @@
+"""llama-server's own routes through the proxy, beside the engine itself."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.proxy.test_real_engine import SOON_S, engine, shape, straight
+
+pytestmark = pytest.mark.llama
+
+GREEDY = {"prompt": "Once upon", "n_predict": 8, "temperature": 0, "seed": 1, "cache_prompt": False}
+TOOK = ("timings", "model")
+"""What may differ between two runs."""
+
+
+def without_times(reply: Any) -> Any:
+    if isinstance(reply, list):
+        return [without_times(one) for one in reply]
+    return {key: value for key, value in reply.items() if key not in TOOK}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"n_probs": 2}, id="probabilities"),
+        pytest.param({"n_probs": 1, "stop": [" who"]}, id="stop word"),
+        pytest.param({"prompt": "Write: 🙂🙂🙂", "return_tokens": True}, id="tokens"),
+        pytest.param({"prompt": ["Once upon", "The sky is"]}, id="several prompts"),
+        pytest.param({"prompt": [1, 2, "and"]}, id="mixed prompt"),
+        pytest.param({"prompt": ""}, id="no prompt"),
+        pytest.param({"timings_per_token": True, "stop": ["}"]}, id="timings"),
+    ],
+)
+async def test_an_assembled_completion_is_the_childs_own(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
+    told = {**GREEDY, **more}
+    async with engine(tmp_path) as (fleet, at):
+        whole = (await at.client.post("/completion", json=told)).json()
+        direct = await straight(fleet, "/completion", told)
+
+    assert shape(whole) == shape(direct)
+    assert without_times(whole) == without_times(direct)
+
+
+async def test_a_streamed_completion_is_the_childs_own(tmp_path: Path) -> None:
+    told = {**GREEDY, "stream": True, "model": "smollm2"}
+    async with engine(tmp_path) as (fleet, at):
+        reply = await at.client.post("/completions", json=told)
+        direct = await straight(fleet, "/completion", told)
+
+    events = [json.loads(event.removeprefix("data: ")) for event in reply.text.split("\n\n")[:-1]]
+    assert [event["content"] for event in events] == [event["content"] for event in direct]
+    assert events[-1]["stop"]
+    assert "prompt_progress" not in reply.text
+    assert fleet.usages[0].decode_tokens == 8
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_who_leaves_a_completion_frees_its_slot(tmp_path: Path, stream: bool) -> None:
+    told = {"prompt": "Once upon", "n_predict": 900, "stream": stream, "ignore_eos": True}
+    async with engine(tmp_path) as (fleet, at):
+        await fleet.load(fleet.model.model_id)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1), at.client.stream("POST", "/completion", json=told) as r:
+                await r.aread()
+        async with asyncio.timeout(SOON_S):
+            while any(await fleet.slots()):
+                await asyncio.sleep(0.2)  # cadence
+
+    assert fleet.leases == 0
+
+
+async def test_questions_are_answered_while_the_only_slot_is_busy(tmp_path: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "Hi"}]}
+    told = {"prompt": "Once", "n_predict": 900, "ignore_eos": True, "stream": True}
+    async with (
+        engine(tmp_path) as (fleet, at),
+        at.client.stream("POST", "/completion", json=told) as story,
+    ):
+        await anext(story.aiter_bytes())
+        tokens = (await at.client.post("/tokenize", json={"content": "Once upon"})).json()
+        text = (await at.client.post("/detokenize", json=tokens)).json()
+        prompt = (await at.client.post("/apply-template", json=chat)).json()
+        props = (await at.client.get("/props", params={"model": "smollm2"})).json()
+        slots = (await at.client.get("/slots")).json()
+        adapters = (await at.client.get("/lora-adapters")).json()
+
+    assert fleet.most_leases > 1
+    assert text == {"content": "Once upon"}
+    assert "Hi" in prompt["prompt"]
+    assert (props["total_slots"], props["model_path"]) == (1, "smollm2")
+    assert [(slot["id"], slot["is_processing"], "params" in slot) for slot in slots] == [
+        (0, True, False)
+    ]
+    assert adapters == []
+
+
+async def test_a_model_without_the_vocabulary_does_not_fill_in(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (_, at):
+        reply = await at.client.post("/infill", json={"input_prefix": "a", "input_suffix": "b"})
+
+    assert reply.status_code == 501  # as llama-server itself says
+    assert "Infill is not supported by this model" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("prompt", ["word " * 60, ["Hi", "word " * 60], [[5] * 60]])
+async def test_a_prompt_over_its_own_num_ctx_is_refused(tmp_path: Path, prompt: Any) -> None:
+    async with engine(tmp_path) as (_, at):
+        told = {"prompt": prompt, "num_ctx": 32, "n_predict": 1}
+        reply = await at.client.post("/completion", json=told)
+
+    assert reply.status_code == 400
+    assert "exceeds the num_ctx of 32 tokens" in reply.json()["error"]["message"]
