@@ -115,6 +115,11 @@ def _slots(plan: LaunchPlan) -> Iterator[_Option]:
     )
     if plan.embedding:
         yield _Option(("--embedding", "--embeddings"))
+        if plan.pooling == "rank":
+            yield _Option(("--rerank", "--reranking"))
+        elif plan.pooling is not None:
+            # Texts models have none of their own, and the engine's default gives no vector.
+            yield _Option(("--pooling",), plan.pooling)
 
 
 def _placement(plan: LaunchPlan) -> Iterator[_Option]:

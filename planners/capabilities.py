@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from enum import StrEnum
 
-from planners.model import MetadataValue, ModelInfo
+from planners.model import MetadataValue, ModelInfo, ServedModel
 
 
 class Capability(StrEnum):
@@ -15,6 +15,9 @@ class Capability(StrEnum):
     THINKING = "thinking"
     VISION = "vision"
     INSERT = "insert"
+    AUDIO = "audio"
+    RERANK = "rerank"
+    """Ours: Ollama serves no such models."""
 
 
 _FIM_KEYS = (
@@ -24,19 +27,27 @@ _FIM_KEYS = (
 )
 
 
-def capabilities(info: ModelInfo, *, has_projector: bool = False) -> tuple[Capability, ...]:
-    """What the model can do, in the order Ollama lists it."""
+def capabilities(served: ServedModel) -> tuple[Capability, ...]:
+    """What the model was made for, in the order Ollama lists it."""
+    info, projector = served.info, served.projector
     if info.is_embedding:
-        return (Capability.EMBEDDING,)
+        return (Capability.RERANK if info.is_reranker else Capability.EMBEDDING,)
     template = info.chat_template or ""
+    # A projector that cannot be read is taken for what nearly all are.
+    sees = served.settings.mmproj_path is not None if projector is None else projector.has_vision
     can = {
         Capability.COMPLETION: True,
         Capability.TOOLS: "tools" in template or "tool_call" in template,
         Capability.INSERT: _fills_in(dict(info.metadata)),
-        Capability.VISION: info.has_vision or has_projector,
+        Capability.VISION: info.has_vision or sees,
+        Capability.AUDIO: projector is not None and _hears(projector),
         Capability.THINKING: _thinks(template),
     }
     return tuple(capability for capability, holds in can.items() if holds)
+
+
+def _hears(projector: ModelInfo) -> bool:
+    return dict(projector.metadata).get("clip.has_audio_encoder") is True
 
 
 def _thinks(template: str) -> bool:

@@ -138,6 +138,11 @@ class ModelInfo:
         return not self.is_causal or self.pooling not in (None, "none")
 
     @property
+    def is_reranker(self) -> bool:
+        """True when it scores documents by a query: the child must be launched with `--rerank`."""
+        return self.pooling == "rank"
+
+    @property
     def is_projector(self) -> bool:
         """True for an mmproj file, which serves beside a text model and never alone."""
         return self.architecture == "clip"
@@ -183,6 +188,8 @@ class ServedModel:
     """Changes when the file does (size, mtime, inode)."""
     draft: ModelInfo | None = None
     """The draft model's facts, where the settings name one that can be read."""
+    projector: ModelInfo | None = None
+    """The projector's facts, likewise."""
 
 
 class BrokenKind(Enum):

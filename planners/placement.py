@@ -210,6 +210,7 @@ def _launch(search: Search, placed: Placed) -> LaunchPlan:
         rpc_servers=rpc_servers,
         predicted_prompt_tokens_per_s=placed.speed.prompt_tokens_per_s,
         predicted_decode_tokens_per_s=placed.speed.decode_tokens_per_s,
+        pooling=search.info.pooling if shape.embedding else None,
         doubt=placed.doubt,
     )
 

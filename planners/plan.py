@@ -99,6 +99,8 @@ class LaunchPlan:
     """Of one long prompt alone; None where nobody predicted."""
     predicted_decode_tokens_per_s: float | None = None
     """Over all slots together, each of them busy."""
+    pooling: str | None = None
+    """How an embedding is made of its tokens: "mean", "last", "rank"…; None is the file's own."""
     doubt: DryRunKey | None = None
     """It fits by what is expected, not by its upper bounds: the dry run of this must say so before
     it is launched. None where there is no doubt."""

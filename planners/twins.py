@@ -27,7 +27,8 @@ def shared(models: Mapping[ModelId, ServedModel]) -> Shared:
     first: dict[object, ModelId] = {}
     for model_id in sorted(models):
         served = models[model_id]
-        launch = (served.file_key, replace(served.settings, keep_alive_s=0.0, pin=False))
+        settings = replace(served.settings, keep_alive_s=0.0, pin=False)
+        launch = (served.file_key, served.info.pooling, settings)
         host = first.setdefault(launch, model_id)
         if host == model_id:
             kept[model_id] = served

@@ -20,7 +20,7 @@ from proxy.door import Door, DoorSettings, Traces
 from proxy.errors import CallerLeft, Dialect
 from proxy.exchange import TEXT, Exchange, Receive, Scope, Send
 from proxy.metrics import CALLER_LEFT_STATUS, CONTENT_TYPE, Metrics
-from proxy.native import completion, questions
+from proxy.native import completion, questions, vectors
 from proxy.ollama import catalogue, chat, embed
 from proxy.request_id import request_id
 from proxy.responses import routes as responses
@@ -93,6 +93,13 @@ NATIVE: dict[str, dict[str, Handler]] = {
     "/props": {"GET": questions.props},
     "/slots": {"GET": questions.slots},
     "/lora-adapters": {"GET": questions.lora_adapters},
+    "/embedding": {"POST": vectors.embedding},
+    "/embeddings": {"POST": vectors.embedding},
+    "/rerank": {"POST": vectors.rerank},
+    "/reranking": {"POST": vectors.rerank},
+    "/v1/rerank": {"POST": vectors.rerank},
+    "/v1/reranking": {"POST": vectors.rerank},
+    "/v1/audio/transcriptions": {"POST": vectors.transcriptions},
 }
 """llama-server's own; its errors look like OpenAI's."""
 ROUTES |= NATIVE

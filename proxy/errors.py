@@ -109,19 +109,14 @@ class CloudModel(BadRequest):
         super().__init__("ollama cloud is disabled: remote model is unavailable", param="model")
 
 
-class NoEmbeddings(BadRequest):
-    """Embeddings were asked of a text model."""
+class NotCapable(BadRequest):
+    """A model was asked for what its file is not made for."""
 
-    status = 501
     code = "not_supported_error"
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        super().__init__(
-            f'"{name}" does not support embeddings: it is a text model;'
-            " use one made for embeddings",
-            param="model",
-        )
+    def __init__(self, name: str, what: str, *, because: str) -> None:
+        self.name, self.what = name, what
+        super().__init__(f'"{name}" does not support {what}: {because}', param="model")
 
 
 class PromptTooLong(ProxyError):

@@ -49,6 +49,8 @@ class Order:
     """A JSON object; the lease's slot is added to it on the way."""
     extra: bytes = b""
     """Further members (`"key":value,…`) that override the body's."""
+    form: bytes = b""
+    """The Content-Type of a body that is no JSON: it goes as it is, to whichever slot is free."""
 
 
 Hear = Callable[[Lease, UpstreamResponse], Awaitable[None]]
@@ -101,8 +103,11 @@ def _sent(door: Door, exchange: Exchange, order: Order, lease: Lease) -> Upstrea
         lease.socket_path,
         method=b"POST",
         target=order.target,
-        headers=(*_JSON_HEADERS, *exchange.passed_on),
-        body=pinned(order, lease),
+        headers=(
+            (b"Content-Type", order.form or b"application/json"),
+            *exchange.passed_on,
+        ),
+        body=(order.body,) if order.form else pinned(order, lease),
     )
 
 

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterable
 
 from planners.model import BrokenFile, ServedModel, folded
+from planners.purposes import for_embeddings
 from proxy.door import Door
-from proxy.errors import BadRequest, CloudModel, UnknownModel, UnusableModel
+from proxy.errors import BadRequest, CloudModel, NotCapable, UnknownModel, UnusableModel
 from proxy.exchange import Exchange
 
 MAX_NAME = 600  # a host of 350, and namespace, model and tag of 80 each, as Ollama bounds them
@@ -41,6 +42,21 @@ def served(door: Door, exchange: Exchange, name: str, *, unknown: str | None = N
         _check(name)
         raise UnknownModel(name, unknown)
     exchange.model = found.model_id
+    return found
+
+
+def embedder(model: ServedModel) -> ServedModel:
+    """What gives the model's embeddings: a text model is launched apart for it.
+
+    Raises NotCapable.
+    """
+    found = for_embeddings(model)
+    if found is None:
+        what = (
+            "a reranking model" if model.info.is_reranker else "a text model of a kind that cannot"
+        )
+        because = f"it is {what}; use one made for embeddings"
+        raise NotCapable(model.model_id, "embeddings", because=because)
     return found
 
 

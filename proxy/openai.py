@@ -5,6 +5,7 @@ from functools import partial
 
 import msgspec
 
+from planners.capabilities import capabilities
 from planners.durations import parse_duration
 from planners.model import ServedModel
 from proxy import names
@@ -12,7 +13,7 @@ from proxy.assemble import STREAMED, Assembly
 from proxy.bodies import decoded
 from proxy.chunks import ABSENT
 from proxy.door import Door
-from proxy.errors import BadRequest, NoEmbeddings
+from proxy.errors import BadRequest
 from proxy.exchange import Exchange
 from proxy.forward import Check, Hear, Order, converse, refusal, relay_stream, relay_whole
 from proxy.media import check_media
@@ -75,9 +76,7 @@ async def embeddings(door: Door, exchange: Exchange) -> None:
     """POST /v1/embeddings; never a stream."""
     body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
     asked = decoded(body, _ASKED)
-    model = _served(door, exchange, asked.model)
-    if not model.info.is_embedding:
-        raise NoEmbeddings(model.model_id)
+    model = names.embedder(_served(door, exchange, asked.model))
     async with exchange.attended():
         await converse(
             door, exchange, Order(b"/v1/embeddings", body),
@@ -184,6 +183,7 @@ def _entry(model: ServedModel, name: str) -> dict[str, object]:
         "object": "model",
         "created": int(model.modified_at),
         "owned_by": "library",
+        "capabilities": [capability.value for capability in capabilities(model)],
         "meta": {
             "n_ctx_train": model.info.n_ctx_train,
             "n_params": model.info.n_params,

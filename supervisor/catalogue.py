@@ -134,8 +134,8 @@ class _Library:
             if rule.path is not None
         )
         wanted = [*found.files, *(file for _, file in named if isinstance(file, ModelFile))]
-        drafts = (file_at(path, name=path) for path in offer.drafts())
-        wanted += [file for file in drafts if isinstance(file, ModelFile)]
+        others = (file_at(path, name=path) for path in offer.read_companions())
+        wanted += [file for file in others if isinstance(file, ModelFile)]
         self._known = {file.path: self._read(file) for file in wanted}
         files = Files(
             found=found.files,

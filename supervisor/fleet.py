@@ -146,7 +146,8 @@ class Fleet:
     def resolve(self, name: str) -> ServedModel | None:
         """The model a caller means by `name`; of several that share a process, the one it has."""
         served, processes = self._catalogue.resolve(name), self._leasing.processes()
-        return None if served is None else processes.models[processes.host(served.model_id)]
+        named = served.model_id if served else ModelId(name)  # as a launch for embeddings has
+        return processes.models.get(processes.host(named))
 
     def models(self) -> tuple[ServedModel, ...]:
         """All that is offered, by name."""

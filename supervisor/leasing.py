@@ -13,6 +13,7 @@ from types import TracebackType
 from planners.line import Priority, lower
 from planners.model import ModelId, ServedModel
 from planners.plan import InstanceId
+from planners.purposes import with_embedders
 from planners.settings import ContextPolicy
 from planners.twins import Shared, shared
 from supervisor.catalogue import Catalogue
@@ -82,7 +83,7 @@ class Leasing:
         """The models on offer, those that share a process as one."""
         if self._catalogue.models is not self._listing:
             self._listing = self._catalogue.models
-            self._shared = shared(self._listing)
+            self._shared = shared(with_embedders(self._listing))
         return self._shared
 
     def of(self, model_id: ModelId) -> list[Instance]:

@@ -31,9 +31,10 @@ class Offer:
     rules: tuple[ModelRule, ...]
     defaults: ModelSettings
 
-    def drafts(self) -> frozenset[str]:
-        """Every draft model that a rule names."""
-        paths = (rule.settings.draft_path for rule in self.rules)
+    def read_companions(self) -> frozenset[str]:
+        """Every draft model and projector that a rule names: their facts count."""
+        settings = [rule.settings for rule in self.rules]
+        paths = [path for one in settings for path in (one.draft_path, one.mmproj_path)]
         return frozenset(path for path in paths if path is not None)
 
     def companions(self) -> frozenset[str]:
@@ -158,6 +159,7 @@ class _Shelf:
                 return
             stats.append((what, stat))
         draft = self._files.infos.get(settings.draft_path or "")
+        sees = self._files.infos.get(settings.mmproj_path or "")
         self._models[model_id] = ServedModel(
             model_id=model_id,
             aliases=() if rule is None else rule.aliases,
@@ -169,6 +171,7 @@ class _Shelf:
             modified_at=file.modified_ns / 1e9,
             file_key=_digest([file.key, *(stat.key for _, stat in stats)]),
             draft=draft if isinstance(draft, ModelInfo) else None,
+            projector=sees if isinstance(sees, ModelInfo) else None,
         )
 
     def _names(self, name: str, rule: ModelRule | None) -> tuple[str, ...]:

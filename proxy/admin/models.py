@@ -55,7 +55,6 @@ def models_report(
 
 def model_report(model: ServedModel, *, state: str | None) -> ModelReport:
     """One model; `state` is its instance's."""
-    has_projector = model.settings.mmproj_path is not None
     return ModelReport(
         model=model.model_id,
         aliases=model.aliases,
@@ -65,9 +64,7 @@ def model_report(model: ServedModel, *, state: str | None) -> ModelReport:
         n_params=model.info.n_params,
         size_bytes=model.size_bytes,
         n_ctx_train=model.info.n_ctx_train,
-        capabilities=tuple(
-            can.value for can in capabilities(model.info, has_projector=has_projector)
-        ),
+        capabilities=tuple(can.value for can in capabilities(model)),
         is_pinned=model.settings.pin,
         state=state,
         warnings=model.info.warnings,

@@ -86,8 +86,7 @@ def _details(model: ServedModel) -> dict[str, object]:
 
 
 def _capabilities(model: ServedModel) -> list[str]:
-    can = capabilities(model.info, has_projector=model.settings.mmproj_path is not None)
-    return [capability.value for capability in can]
+    return [capability.value for capability in capabilities(model)]
 
 
 def _tag(model: ServedModel) -> dict[str, object]:

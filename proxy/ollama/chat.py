@@ -122,8 +122,7 @@ class _Turn:
 
     def check(self, what: str, *, needs_tools: bool = False, needs_insert: bool = False) -> None:
         """Raises Incapable in Ollama's words, with the short or the full name as it has them."""
-        has_projector = self.model.settings.mmproj_path is not None
-        can = capabilities(self.model.info, has_projector=has_projector)
+        can = capabilities(self.model)
         short_name = f'"{self.common.model}"'
         full_name = f"registry.ollama.ai/library/{names.display(self.model.model_id)}"
         if Capability.COMPLETION not in can:

@@ -10,7 +10,7 @@ import msgspec
 from planners.model import ServedModel
 from proxy import names
 from proxy.door import Door
-from proxy.errors import BadRequest, NoEmbeddings
+from proxy.errors import BadRequest
 from proxy.exchange import Exchange
 from proxy.forward import Order, converse, whole_reply
 from proxy.ollama.fields import read_object
@@ -112,8 +112,6 @@ async def _embedded(
     keep_alive_s: float | None,
     n_ctx: int | None = None,
 ) -> _Embedded:
-    if not model.info.is_embedding:
-        raise NoEmbeddings(model.model_id)
     got: list[_Embedded] = []
 
     async def hear(lease: Lease, response: UpstreamResponse) -> None:
@@ -129,7 +127,7 @@ async def _embedded(
         door,
         exchange,
         Order(b"/v1/embeddings", body),
-        model=model,
+        model=names.embedder(model),
         keep_alive_s=keep_alive_s,
         hear=hear,
         context=n_ctx,

@@ -45,7 +45,7 @@ OTHER_FLAGS = (
     "--fit", "--device", "-dev", "-ts", "--tensor-split", "-sm", "-b", "-ub", "-fa",
     "--flash-attn", "-ctk", "-ctv", "-t", "-tb", "-lv", "--cache-ram", "-cram", "-ctxcp",
     "--no-ui", "--jinja", "--mmproj", "--lora", "--props", "--metrics", "--offline",
-    "--no-kv-unified", "--embedding", "--embeddings",
+    "--no-kv-unified", "--embedding", "--embeddings", "--pooling", "--rerank", "--reranking",
 )  # fmt: skip
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nContent-Type: text/event-stream\r\n"

@@ -53,7 +53,8 @@ FLAGS = frozenset({
     "--model", "--alias", "--host", "--slot-save-path", "--sse-ping-interval", "--verbosity",
     "--no-ui", "--offline", "--jinja", "--ctx-size", "--parallel", "--no-kv-unified",
     "--batch-size", "--ubatch-size", "--threads", "--cache-ram", "--ctx-checkpoints",
-    "--embedding", "--fit", "--device", "--n-gpu-layers", "--tensor-split", "--n-cpu-moe",
+    "--embedding", "--pooling", "--rerank", "--fit", "--device", "--n-gpu-layers",
+    "--tensor-split", "--n-cpu-moe",
     "--flash-attn", "--cache-type-k", "--cache-type-v", "--swa-full", "--mmproj",
     "--no-mmproj-offload", "--spec-draft-model", "--spec-draft-device", "--spec-type", "--lora",
 })  # fmt: skip

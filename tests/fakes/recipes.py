@@ -13,6 +13,7 @@ from typing import Any
 Shape = tuple[int, ...]
 Named = Iterator[tuple[str, Shape]]
 BERTS = ("bert", "nomic-bert")
+_RANK = 4  # llama.cpp's number of that pooling type
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,11 @@ def _outside(facts: Facts, *, is_tied: bool) -> Named:
             yield "position_embd.weight", (e, facts.get("context_length"))
         yield "token_embd_norm.weight", (e,)
         yield "token_embd_norm.bias", (e,)
+        if facts.get("pooling_type") == _RANK:
+            yield "cls.weight", (e, e)
+            yield "cls.bias", (e,)
+            yield "cls.output.weight", (e, 1)
+            yield "cls.output.bias", (1,)
         return
     if arch == "t5":
         yield "enc.output_norm.weight", (e,)

@@ -101,7 +101,12 @@ def test_settings_become_flags(settings: dict[str, object], flag: str, expected:
 
 
 @pytest.mark.parametrize(
-    ("settings", "flag"), [({"embedding": True}, "--embedding"), ({"swa_full": True}, "--swa-full")]
+    ("settings", "flag"),
+    [
+        ({"embedding": True}, "--embedding"),
+        ({"embedding": True, "pooling": "rank"}, "--rerank"),
+        ({"swa_full": True}, "--swa-full"),
+    ],
 )
 def test_switches_are_passed_where_planned(settings: dict[str, object], flag: str) -> None:
     assert flag in argv(plan_on(24, **settings))
@@ -206,3 +211,10 @@ def test_servers_of_other_machines_come_before_the_names_that_they_make() -> Non
 def test_an_engine_without_rpc_cannot_launch_on_another_machine() -> None:
     with pytest.raises(MissingFlag, match="--rpc"):
         argv(plan_on(24, rpc_servers=("10.0.0.2:50052",)))
+
+
+def test_how_vectors_are_pooled_is_said_outright() -> None:
+    words = argv(plan_on(24, embedding=True, pooling="last"))
+
+    assert value("--pooling", words) == "last"
+    assert "--pooling" not in argv(plan_on(24))

@@ -141,12 +141,14 @@ async def test_embeddings_pass_through(tmp_path: Path) -> None:
     assert "does not support completions" in chat.json()["error"]["message"]
 
 
-async def test_embeddings_of_a_text_model_are_refused_without_a_load(tmp_path: Path) -> None:
-    fleet = FleetOfOne(served_model(), tmp_path)
+async def test_embeddings_of_a_model_that_has_none_are_refused_without_a_load(
+    tmp_path: Path,
+) -> None:
+    fleet = FleetOfOne(served_model(info=model_info(pooling="rank")), tmp_path)
     async with serving(fleet) as at:
         reply = await at.client.post("/v1/embeddings", json={"model": "tiny", "input": "a"})
 
-    assert reply.status_code == 501
+    assert reply.status_code == 400
     assert "does not support embeddings" in reply.json()["error"]["message"]
     assert fleet.launches == 0
 

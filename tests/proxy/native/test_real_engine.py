@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,16 @@ async def test_a_prompt_over_its_own_num_ctx_is_refused(tmp_path: Path, prompt: 
 
     assert reply.status_code == 400
     assert "exceeds the num_ctx of 32 tokens" in reply.json()["error"]["message"]
+
+
+async def test_audio_gets_as_far_as_the_engines_own_refusal(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (fleet, at):
+        settings = replace(fleet.model.settings, mmproj_path="/of/unknown/abilities.gguf")
+        fleet.model = replace(fleet.model, settings=settings)
+        sound = {"file": ("a.wav", b"RIFF" + bytes(1000), "audio/wav")}
+        reply = await at.client.post(
+            "/v1/audio/transcriptions", data={"model": "smollm2"}, files=sound
+        )
+
+    assert reply.status_code == 501
+    assert "does not support audio input" in reply.json()["error"]["message"]

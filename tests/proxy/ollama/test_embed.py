@@ -60,7 +60,7 @@ async def test_nothing_to_embed_loads(
     [
         ("/api/embed", {"model": "tiny", "input": 5}, 400, "invalid input type"),
         ("/api/embed", {"model": "tiny", "input": [5]}, 400, "invalid input type"),
-        ("/api/embed", {"model": "tiny", "input": "x"}, 501, "does not support embeddings"),
+        ("/api/embed", {"model": "tiny", "input": "x"}, 400, "does not support embeddings"),
         ("/api/embed", {"model": "x"}, 404, 'model "x" not found, try pulling it first'),
         ("/api/embed", {}, 404, "model '' not found"),
         ("/api/embeddings", {}, 400, "model is required"),
@@ -70,7 +70,7 @@ async def test_nothing_to_embed_loads(
 async def test_what_cannot_be_embedded_is_refused(
     tmp_path: Path, route: str, told: dict[str, Any], status: int, says: str
 ) -> None:
-    fleet = FleetOfOne(served_model(), tmp_path)
+    fleet = FleetOfOne(served_model(info=model_info(pooling="rank")), tmp_path)
     async with serving(fleet) as at:
         reply = await at.client.post(route, json=told)
 

@@ -1,0 +1,69 @@
+"""POST /embedding, the rerank routes and /v1/audio/transcriptions: what a model makes of inputs."""
+
+from functools import partial
+
+import msgspec
+
+from planners.capabilities import Capability, capabilities
+from planners.durations import parse_duration
+from planners.model import ServedModel
+from proxy import names
+from proxy.bodies import decoded
+from proxy.door import Door
+from proxy.errors import NotCapable
+from proxy.exchange import Exchange
+from proxy.forward import Order, converse, relay_whole
+from proxy.native.form import field
+from proxy.native.meant import meant
+
+
+class _Asked(msgspec.Struct):
+    model: str | None = None
+    keep_alive: float | str | None = None
+    num_ctx: int | None = None
+
+
+_ASKED = msgspec.json.Decoder(_Asked)
+
+
+async def embedding(door: Door, exchange: Exchange) -> None:
+    """POST /embedding, /embeddings: llama-server's own shape, an array of vectors by token."""
+    body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
+    asked = decoded(body, _ASKED)
+    model = names.embedder(meant(door, exchange, asked.model))
+    await _passed(door, exchange, Order(b"/embedding", body), asked, model)
+
+
+async def rerank(door: Door, exchange: Exchange) -> None:
+    """POST /v1/rerank and its other names: Jina's shape, or that of Text Embeddings Inference."""
+    body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
+    asked = decoded(body, _ASKED)
+    model = meant(door, exchange, asked.model)
+    if not model.info.is_reranker:
+        because = "only a model with pooling type rank does"
+        raise NotCapable(model.model_id, "reranking", because=because)
+    await _passed(door, exchange, Order(b"/v1/rerank", body), asked, model)
+
+
+async def transcriptions(door: Door, exchange: Exchange) -> None:
+    """POST /v1/audio/transcriptions: a form, of which the model is read here."""
+    body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
+    content_type = exchange.header(b"content-type")
+    model = meant(door, exchange, field(body, content_type, b"model"))
+    is_unknown = model.settings.mmproj_path is not None and model.projector is None
+    if Capability.AUDIO not in capabilities(model) and not is_unknown:
+        because = "it has no projector that hears"
+        raise NotCapable(model.model_id, "audio", because=because)
+    order = Order(b"/v1/audio/transcriptions", body, form=content_type)
+    await _passed(door, exchange, order, _Asked(), model)
+
+
+async def _passed(
+    door: Door, exchange: Exchange, order: Order, asked: _Asked, model: ServedModel
+) -> None:
+    keep_alive_s = None if asked.keep_alive is None else parse_duration(asked.keep_alive)
+    async with exchange.attended():
+        await converse(
+            door, exchange, order, model=model, keep_alive_s=keep_alive_s,
+            hear=partial(relay_whole, exchange), context=asked.num_ctx,
+        )  # fmt: skip
