@@ -85,6 +85,7 @@ class Config:
     max_body_bytes: int
     origins: tuple[str, ...]
     serves_metrics: bool
+    ui: bool
     admin_socket: str
     state_dir: str
     runtime_dir: str
@@ -202,6 +203,7 @@ def _assembled(
         max_body_bytes=values.get(keys.SERVER_MAX_BODY),
         origins=values.get(keys.SERVER_ORIGINS),
         serves_metrics=values.get(keys.SERVER_METRICS),
+        ui=values.get(keys.SERVER_UI),
         admin_socket=values.get(keys.ADMIN_SOCKET) or os.path.join(runtime_dir, "admin.sock"),
         state_dir=state_dir,
         runtime_dir=runtime_dir,

@@ -12,6 +12,7 @@ _SECTIONS = {
     "max_body_bytes": "server.max_body",
     "origins": "server.origins",
     "serves_metrics": "server.metrics",
+    "ui": "server.ui",
     "model_dirs": "models.dirs",
     "model_defaults": "[models]",
     "placement": "[devices], [memory], [models], [rpc] or [engine]",

@@ -67,6 +67,13 @@ SERVER_METRICS = Key(
     " it.",
     "what it tells, `/api/ps` and `/api/tags` tell too, but for counts",
 )
+SERVER_UI = Key(
+    "server.ui",
+    FLAG,
+    False,
+    "Whether llama-server's own web chat is served, at `/upstream/MODEL/`.",
+    "a page is served only where one is wanted",
+)
 
 # The admin socket, and folders
 ADMIN_SOCKET = Key(
@@ -364,6 +371,7 @@ KEYS = any_keys(
     SERVER_MAX_BODY,
     SERVER_ORIGINS,
     SERVER_METRICS,
+    SERVER_UI,
     ADMIN_SOCKET,
     STATE_DIR,
     RUNTIME_DIR,

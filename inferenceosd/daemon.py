@@ -361,6 +361,7 @@ class _Daemon:
             max_body_bytes=config.max_body_bytes,
             origins=config.origins,
             listen_is_loopback=_is_loopback(self._doors.public),
+            ui=config.ui,
             version=config.ollama_version,
             serves_metrics=config.serves_metrics,
         )

@@ -89,8 +89,8 @@ def _door(socket_path: str, slot_dir: str) -> Iterator[_Option]:
     yield _Option(("--sse-ping-interval",), str(SSE_PING_S), is_needed=False)
     # The log levels below 4 leave out the buffer sizes that buffers.py reads.
     yield _Option(("--verbosity", "--log-verbosity", "-lv"), "4")
-    # The proxy is the only client: no page to serve, and no download whatever the model path is.
-    yield _Option(("--no-ui", "--no-webui"), is_needed=False)
+    # Its web chat stays on: the proxy, its only client, decides who sees it, at once on a reload.
+    # No download, whatever the model path is.
     yield _Option(("--offline",), is_needed=False)
     # Chat templates of today are Jinja; older builds need to be told.
     yield _Option(("--jinja",), is_needed=False)

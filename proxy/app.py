@@ -20,7 +20,7 @@ from proxy.door import Door, DoorSettings, Traces
 from proxy.errors import CallerLeft, Dialect
 from proxy.exchange import TEXT, Exchange, Receive, Scope, Send
 from proxy.metrics import CALLER_LEFT_STATUS, CONTENT_TYPE, Metrics
-from proxy.native import completion, questions, vectors
+from proxy.native import completion, direct, questions, vectors
 from proxy.ollama import catalogue, chat, embed
 from proxy.request_id import request_id
 from proxy.responses import routes as responses
@@ -181,6 +181,11 @@ class _App:
 
 async def _route(door: Door, exchange: Exchange) -> None:
     path = exchange.path
+    if path.startswith(direct.PREFIX):
+        rest = direct.located(door, exchange)
+        if (path := direct.OURS.get(rest, "")) not in ROUTES:
+            return await direct.child(door, exchange, rest)
+        exchange.dialect = _dialect(path)
     if path.startswith(_MODEL_PREFIX) and len(path) > len(_MODEL_PREFIX):
         if exchange.method == "GET":
             return await openai.one_model(door, exchange, path.removeprefix(_MODEL_PREFIX))
@@ -219,7 +224,7 @@ async def _part(exchange: Exchange) -> None:
 def _dialect(path: str) -> Dialect:
     if path.startswith("/v1/messages"):
         return Dialect.ANTHROPIC
-    is_openai = path.startswith("/v1/") or path.rstrip("/") in NATIVE
+    is_openai = path.startswith(("/v1/", direct.PREFIX)) or path.rstrip("/") in NATIVE
     return Dialect.OPENAI if is_openai else Dialect.OLLAMA
 
 

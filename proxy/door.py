@@ -18,6 +18,8 @@ class DoorSettings:
     """Origins allowed besides Ollama's own, one `*` each; "*" is all."""
     listen_is_loopback: bool
     """Only then is the Host header checked, as Ollama does."""
+    ui: bool
+    """Whether the children's own web chat is served."""
     version: str
     """What is told to Ollama's clients: plain numbers, at least 0.20."""
     serves_metrics: bool

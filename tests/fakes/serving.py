@@ -21,6 +21,7 @@ SETTINGS = DoorSettings(
     max_body_bytes=1 << 20,
     origins=(),
     listen_is_loopback=True,
+    ui=False,
     version="0.24.0",
     serves_metrics=True,
 )

@@ -23,7 +23,7 @@ layers 0–11 host, 12–39 Vulkan0, output Vulkan0
 predicted: 1200 tokens/s of prompt and 40 tokens/s of decode
 batch 2048/512, 8 threads, KV cache f16/f16, flash attention on
 
-flags: /opt/llama/llama-server --model /models/qwen.gguf --alias qwen --host SOCKET --slot-save-path FOLDER --sse-ping-interval 2 --verbosity 4 --no-ui --offline --jinja --ctx-size 8192 --parallel 2 --no-kv-unified --batch-size 2048 --ubatch-size 512 --threads 8 --cache-ram 0 --ctx-checkpoints 0 --fit off --device Vulkan0 --n-gpu-layers 29 --flash-attn on --cache-type-k f16 --cache-type-v f16
+flags: /opt/llama/llama-server --model /models/qwen.gguf --alias qwen --host SOCKET --slot-save-path FOLDER --sse-ping-interval 2 --verbosity 4 --offline --jinja --ctx-size 8192 --parallel 2 --no-kv-unified --batch-size 2048 --ubatch-size 512 --threads 8 --cache-ram 0 --ctx-checkpoints 0 --fit off --device Vulkan0 --n-gpu-layers 29 --flash-attn on --cache-type-k f16 --cache-type-v f16
 
 why:
 - 29 of 41 layers on a card: 4.9 GiB of the 22.0 GiB it can give

@@ -55,7 +55,7 @@ def test_a_launch_on_one_card_is_spelled_out() -> None:
     assert value("--cache-type-k", words) == value("--cache-type-v", words) == "f16"
     assert value("--fit", words) == "off"
     assert value("--verbosity", words) == "4"
-    assert {"--no-kv-unified", "--no-ui", "--offline", "--jinja"} <= set(words)
+    assert {"--no-kv-unified", "--offline", "--jinja"} <= set(words)
     assert "--tensor-split" not in words
 
 
@@ -128,11 +128,11 @@ def test_the_operators_flags_come_last_as_written() -> None:
 
 
 def test_older_spellings_are_used_where_the_engine_knows_no_other() -> None:
-    older = engine("cuda", flags=FLAGS - {"--no-ui", "--ctx-size"} | {"--no-webui", "-c"})
+    older = engine("cuda", flags=FLAGS - {"--embedding", "--ctx-size"} | {"--embeddings", "-c"})
 
-    words = argv(plan_on(24), engine=older)
+    words = argv(plan_on(24, embedding=True), engine=older)
 
-    assert "--no-webui" in words
+    assert "--embeddings" in words
     assert value("-c", words) == "4096"
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from planners.gguf import parse_model
 from supervisor.quickstart import packaged_engine, quickstart_model_dir
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
-from tests.fakes.serving import Served, serving
+from tests.fakes.serving import SETTINGS, Served, serving
 
 pytestmark = pytest.mark.llama
 
@@ -24,7 +25,9 @@ SOON_S = 20.0
 
 
 @asynccontextmanager
-async def engine(folder: Path, *, n_ctx: int = 1024) -> AsyncIterator[tuple[FleetOfOne, Served]]:
+async def engine(
+    folder: Path, *, n_ctx: int = 1024, ui: bool = False
+) -> AsyncIterator[tuple[FleetOfOne, Served]]:
     """The proxy before the real engine, on the CPU."""
     packaged, models = packaged_engine(), quickstart_model_dir()
     assert packaged is not None, "the quickstart's engine is missing: make test installs it"
@@ -35,12 +38,12 @@ async def engine(folder: Path, *, n_ctx: int = 1024) -> AsyncIterator[tuple[Flee
     variables = [f"{key}={value}" for key, value in packaged.env]
     argv = (
         "env", "GGML_VK_VISIBLE_DEVICES=", *variables, str(packaged.path),
-        "--device", "none", "--fit", "off", "--no-ui", "-lv", "4", "-b", "256", "-ub", "64",
+        "--device", "none", "--fit", "off", "-lv", "4", "-b", "256", "-ub", "64",
     )  # fmt: skip
     model = served_model(model_id="smollm2", path=str(path), info=info)
     async with (
         fleet_of_one(folder, model=model, argv=argv, n_ctx=n_ctx) as fleet,
-        serving(fleet) as at,
+        serving(fleet, settings=replace(SETTINGS, ui=ui)) as at,
     ):
         yield fleet, at
 

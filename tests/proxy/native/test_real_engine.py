@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,3 +131,29 @@ async def test_audio_gets_as_far_as_the_engines_own_refusal(tmp_path: Path) -> N
 
     assert reply.status_code == 501
     assert "does not support audio input" in reply.json()["error"]["message"]
+
+
+async def test_the_web_chat_and_the_calls_that_it_makes_work_below_its_model(
+    tmp_path: Path,
+) -> None:
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "max_tokens": 2,
+            "return_progress": True, "timings_per_token": True}  # fmt: skip
+    async with engine(tmp_path, ui=True) as (_, at):
+        page = await at.client.get("/upstream/smollm2/")
+        links = re.findall(r'(?:href|import)[=(]"(\./[^"]+\.(?:js|css|webmanifest))"', page.text)
+        files = [await at.client.get(f"/upstream/smollm2/{link}") for link in links]
+        again = await at.client.get(
+            "/upstream/smollm2/", headers={"if-none-match": page.headers["etag"]}
+        )
+        props = await at.client.get("/upstream/smollm2/props?autoload=false")
+        models = await at.client.get("/upstream/smollm2/v1/models")
+        reply = await at.client.post("/upstream/smollm2/v1/chat/completions", json=chat)
+
+    assert page.headers["content-type"].startswith("text/html")
+    assert {one.headers["content-type"] for one in files} >= {"application/javascript", "text/css"}
+    assert {one.status_code for one in files} == {200}
+    assert again.status_code in (200, 304)
+    assert props.json()["ui"] is True
+    assert models.json()["data"][0]["id"] == "smollm2"
+    assert "prompt_progress" in reply.text
+    assert reply.text.endswith("data: [DONE]\n\n")
