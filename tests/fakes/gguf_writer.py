@@ -9,7 +9,7 @@ from pathlib import Path
 
 from planners.ggml.types import TENSOR_TYPES
 
-Value = str | int | float | bool | Sequence[str] | Sequence[int]
+Value = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence[float]
 
 _U32, _I32, _F32, _BOOL, _TEXT, _ARRAY, _U64 = 4, 5, 6, 7, 8, 9, 10
 _WIDTH = 64
@@ -125,9 +125,11 @@ def _value(value: Value) -> bytes:
             return _array(value)
 
 
-def _array(items: Sequence[str] | Sequence[int]) -> bytes:
+def _array(items: Sequence[str] | Sequence[int] | Sequence[float]) -> bytes:
     if items and isinstance(items[0], str):
         body = b"".join(_text(str(item)) for item in items)
         return struct.pack("<IIQ", _ARRAY, _TEXT, len(items)) + body
+    if items and isinstance(items[0], float):
+        return struct.pack(f"<IIQ{len(items)}f", _ARRAY, _F32, len(items), *map(float, items))
     body = b"".join(struct.pack("<i", int(item)) for item in items)
     return struct.pack("<IIQ", _ARRAY, _I32, len(items)) + body
