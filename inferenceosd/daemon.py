@@ -50,6 +50,7 @@ from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired, Ground
 from supervisor.fleet import Fleet
 from supervisor.journal import Journal
+from supervisor.lease import QUESTIONS
 from supervisor.leftovers import mark_of, marked_children, remove_leftovers
 from supervisor.probe import HardwareProbe
 from supervisor.race import found_first
@@ -59,7 +60,7 @@ SCAN_S = 2.0  # cadence of looking for new and changed model files: a sweep of s
 EDIT_S = 0.25  # between two edits of one spree
 EDITS_S = 2.0  # as long as a spree is waited for
 REMOVED_S = 5.0  # for leftovers to be gone: what is stuck in the kernel is not waited for
-CONNECTIONS_PER_CHILD = 256 + 8  # a slot each (LLAMA_MAX_SEQ), and questions that take none
+CONNECTIONS_PER_CHILD = 256 + QUESTIONS  # a slot each (LLAMA_MAX_SEQ), and what takes none
 FOLLOWERS_S = 2.0  # for those who follow events to read the last ones
 MOST_STOPPING_S = 15.0  # of a child, once its drain is over
 MOST_DESCRIPTORS = 1 << 16  # the service unit's LimitNOFILE

@@ -1,14 +1,20 @@
 """Images and audio in a chat's messages: only what the request itself holds goes to a child.
 
-llama-server fetches http addresses, and reads files below its --media-path: callers would reach
-through it what only this machine can.
+llama-server (b10434) fetches what begins with http, wherever a part may have its data, and reads
+files below its --media-path: callers would reach through it what only this machine can.
 """
 
+import re
 from collections.abc import Iterator
 
 import msgspec
 
+from proxy.bodies import decoded
 from proxy.errors import BadRequest
+
+_ANY = msgspec.json.Decoder()
+_HINTS = (b":/", rb":\/", rb"\u")  # an address elsewhere has one of them, in whatever escapes
+_ELSEWHERE = re.compile(r"\s*(?!data:)[a-z][a-z0-9+.\-]*:", re.IGNORECASE)
 
 
 class ForeignMedia(BadRequest):
@@ -24,21 +30,30 @@ class ForeignMedia(BadRequest):
 
 
 def check_media(body: bytes) -> None:
-    """Raises ForeignMedia for messages with a URL, in whatever kind of part, that is no data."""
-    if b"url" not in body and b"\\u" not in body:  # as nearly all are; a key may be escaped
+    """Raises ForeignMedia for messages with a part, of any kind but text, that names an address.
+
+    Raises BadJson for what is nested too deeply to tell.
+    """
+    if not any(hint in body for hint in _HINTS):
         return
-    told = msgspec.json.decode(body)
+    told = decoded(body, _ANY)
     messages = told.get("messages") if isinstance(told, dict) else None
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
         for part in content if isinstance(content, list) else ():
-            if not all(url.startswith("data:") for url in _urls(part)):
+            is_text = isinstance(part, dict) and part.get("type") == "text"
+            if not is_text and any(map(_ELSEWHERE.match, _texts(part))):
                 raise ForeignMedia
 
 
-def _urls(value: object) -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if isinstance(item, str) and (key == "url" or key.endswith("_url")):
-                yield item
-            yield from _urls(item)
+def _texts(value: object) -> Iterator[str]:
+    """Every text in a part, but for what a key of that name holds."""
+    rest = [value]
+    while rest:
+        match rest.pop():
+            case str(text):
+                yield text
+            case list(items):
+                rest += items
+            case dict(members):
+                rest += [item for key, item in members.items() if key != "text"]

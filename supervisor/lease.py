@@ -16,6 +16,7 @@ from planners.plan import InstanceId
 from planners.view import Demand, InLine, LineSeen
 from supervisor.errors import SupervisorError
 
+QUESTIONS = 8  # at once beside the slots: each takes a connection, and a thread of the child
 RETRY_AFTER_S = 5.0  # until a slot was held for the first time: a short answer of a small model
 HELD_WEIGHT = 0.2  # of the newest request in the moving average of how long slots are held
 
@@ -170,7 +171,9 @@ class _Desk:
 
     def has_place(self, *, takes_slot: bool) -> bool:
         """Whether one more can be served now."""
-        return bool(self.free) or not takes_slot
+        if takes_slot:
+            return bool(self.free)
+        return sum(slot < 0 for slot in self.held) < QUESTIONS
 
     def can_serve(self, waiter: Waiter) -> bool:
         """Whether the waiter could be served now."""
@@ -296,7 +299,7 @@ class LeaseBook:
     def give_back(self, lease: Lease, *, now_s: float) -> None:
         """Free the lease's slot for the next in line; a lease of a closed instance is just over."""
         if desk := self._desks.get(lease.instance_id):
-            if desk.put_back(lease, now_s=now_s):
+            if desk.put_back(lease, now_s=now_s) and lease.slot >= 0:
                 self._note_held(lease.model_id, now_s - lease.granted_at_s)
             self._grant(lease.model_id, now_s=now_s)
 

@@ -37,10 +37,12 @@ def _only_one(door: Door) -> str:
     offered = door.service.models()
     if len(offered) == 1:
         return offered[0].model_id
-    running = door.service.running()
-    loaded = {seen.model_id for seen in running if seen.state in _LOADED}
-    if len(loaded) == 1 and door.service.resolve(name := loaded.pop()) is not None:
-        return name
+    loaded = {seen.model_id for seen in door.service.running() if seen.state in _LOADED}
+    loaded &= {
+        model.model_id for model in offered
+    }  # one launched for embeddings is nobody's only one
+    if len(loaded) == 1:
+        return loaded.pop()
     raise BadRequest(
         f"model is required: {len(offered)} models are offered, and not exactly one is loaded;"
         " name one in the body or as ?model=",

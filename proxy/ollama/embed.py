@@ -54,7 +54,8 @@ async def embed(door: Door, exchange: Exchange) -> None:
     model = names.served(door, exchange, name, unknown=_UNKNOWN.format(name) if name else None)
     async with exchange.attended():
         if not texts:
-            await door.service.load(model.model_id, keep_alive_s=keep_alive_s, context=n_ctx)
+            wanted = names.embedder(model).model_id
+            await door.service.load(wanted, keep_alive_s=keep_alive_s, context=n_ctx)
             return await exchange.reply_json({"model": name, "embeddings": []})
         embedded = await _embedded(door, exchange, model, texts, keep_alive_s, n_ctx)
         return await exchange.reply_json(
@@ -77,7 +78,7 @@ async def embeddings(door: Door, exchange: Exchange) -> None:
     model = names.served(door, exchange, name, unknown=_UNKNOWN.format(name))
     async with exchange.attended():
         if not prompt:
-            await door.service.load(model.model_id, keep_alive_s=keep_alive_s)
+            await door.service.load(names.embedder(model).model_id, keep_alive_s=keep_alive_s)
             return await exchange.reply_json({"embedding": []})
         embedded = await _embedded(door, exchange, model, [prompt], keep_alive_s)
         return await exchange.reply_json({"embedding": embedded.vectors[0]})

@@ -43,6 +43,11 @@ def test_a_model_with_a_projector_reads_pictures_and_fetches_none(
             for url in (address, "file:///etc/hostname"):
                 with pytest.raises(openai.BadRequestError, match="no other address is fetched"):
                     tokens_of(client, url)
+            video = {"type": "input_video", "input_video": {"data": address}}
+            told = {"model": "seer", "messages": [{"role": "user", "content": [video]}]}
+            for route in ("/v1/chat/completions", "/apply-template"):
+                reply = httpx.post(f"{daemon.base}{route}", json=told, trust_env=False)
+                assert reply.status_code == 400
             with pytest.raises(openai.BadRequestError):
                 tokens_of(client, "data:image/png;base64,AAAA")
 

@@ -9,7 +9,15 @@ from planners.line import Priority
 from planners.model import ModelId
 from planners.plan import InstanceId
 from planners.view import InLine
-from supervisor.lease import LeaseBook, LineFull, ModelUnavailable, Opening, Stopping, Waiter
+from supervisor.lease import (
+    QUESTIONS,
+    LeaseBook,
+    LineFull,
+    ModelUnavailable,
+    Opening,
+    Stopping,
+    Waiter,
+)
 
 M = ModelId("m")
 I1, I2 = InstanceId("i1"), InstanceId("i2")
@@ -420,3 +428,14 @@ async def test_a_question_waits_for_the_load_with_the_others(book: LeaseBook) ->
 
     assert is_served(first)
     assert question.granted.result().slot < 0
+
+
+async def test_so_many_questions_at_once_and_the_rest_in_line(book: LeaseBook) -> None:
+    book.open(opening(), now_s=0.0)
+    asked = [book.ask(M, caller="a", now_s=0.0, takes_slot=False) for _ in range(QUESTIONS + 1)]
+
+    assert [is_served(question) for question in asked[-2:]] == [True, False]
+    assert is_served(ask(book))
+    book.give_back(asked[0].granted.result(), now_s=1.0)
+
+    assert is_served(asked[-1])
