@@ -5,11 +5,11 @@ import httpx
 from scripts.started_daemon import StartedDaemon
 from tests.integration.conftest import Start
 
-STORY = {"prompt": "Once upon a time", "n_predict": 400, "ignore_eos": True, "stream": True}
+STORY = {"prompt": "Once upon a time", "n_predict": 8000, "ignore_eos": True, "stream": True}
 
 
 def test_a_question_does_not_wait_behind_a_long_answer(start: Start) -> None:
-    daemon = start(config="[models]\ncontext = 1024\nparallel = 1\n")
+    daemon = start(config="[models]\ncontext = 8192\nparallel = 1\n")
     with httpx.Client(base_url=daemon.base, timeout=60, trust_env=False) as client:
         with client.stream("POST", "/completion", json=STORY) as story:
             next(events := story.iter_lines())

@@ -26,7 +26,7 @@ SOON_S = 20.0
 
 @asynccontextmanager
 async def engine(
-    folder: Path, *, n_ctx: int = 1024, ui: bool = False
+    folder: Path, *, n_ctx: int = 1024, ui: bool = False, more: tuple[str, ...] = ()
 ) -> AsyncIterator[tuple[FleetOfOne, Served]]:
     """The proxy before the real engine, on the CPU."""
     packaged, models = packaged_engine(), quickstart_model_dir()
@@ -38,7 +38,7 @@ async def engine(
     variables = [f"{key}={value}" for key, value in packaged.env]
     argv = (
         "env", "GGML_VK_VISIBLE_DEVICES=", *variables, str(packaged.path),
-        "--device", "none", "--fit", "off", "-lv", "4", "-b", "256", "-ub", "64",
+        "--device", "none", "--fit", "off", "-lv", "4", "-b", "256", "-ub", "64", *more,
     )  # fmt: skip
     model = served_model(model_id="smollm2", path=str(path), info=info)
     async with (

@@ -64,8 +64,8 @@ async def test_a_streamed_completion_is_the_childs_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 async def test_who_leaves_a_completion_frees_its_slot(tmp_path: Path, stream: bool) -> None:
-    told = {"prompt": "Once upon", "n_predict": 900, "stream": stream, "ignore_eos": True}
-    async with engine(tmp_path) as (fleet, at):
+    told = {"prompt": "Once upon", "n_predict": 8000, "stream": stream, "ignore_eos": True}
+    async with engine(tmp_path, n_ctx=8192) as (fleet, at):
         await fleet.load(fleet.model.model_id)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1), at.client.stream("POST", "/completion", json=told) as r:
@@ -79,9 +79,9 @@ async def test_who_leaves_a_completion_frees_its_slot(tmp_path: Path, stream: bo
 
 async def test_questions_are_answered_while_the_only_slot_is_busy(tmp_path: Path) -> None:
     chat = {"messages": [{"role": "user", "content": "Hi"}]}
-    told = {"prompt": "Once", "n_predict": 900, "ignore_eos": True, "stream": True}
+    told = {"prompt": "Once", "n_predict": 8000, "ignore_eos": True, "stream": True}
     async with (
-        engine(tmp_path) as (fleet, at),
+        engine(tmp_path, n_ctx=8192) as (fleet, at),
         at.client.stream("POST", "/completion", json=told) as story,
     ):
         await anext(story.aiter_bytes())
@@ -100,6 +100,21 @@ async def test_questions_are_answered_while_the_only_slot_is_busy(tmp_path: Path
         (0, True, False)
     ]
     assert adapters == []
+
+
+async def test_what_is_filled_in_is_the_childs_own(tmp_path: Path) -> None:
+    keys = ("fim_pre", "fim_suf", "fim_mid")
+    numbers = [f"tokenizer.ggml.{key}_token_id=int:{n}" for n, key in enumerate(keys, start=3)]
+    told = {**GREEDY, "input_prefix": "def add(", "input_suffix": "return a + b",
+            "input_extra": [{"filename": "a.py", "text": "import b"}]}  # fmt: skip
+    async with engine(tmp_path, more=("--override-kv", ",".join(numbers))) as (fleet, at):
+        whole = (await at.client.post("/infill", json=told)).json()
+        direct = await straight(fleet, "/infill", told)
+        bounded = await at.client.post("/infill", json={**told, "num_ctx": 8})
+
+    assert without_times(whole) == without_times(direct)
+    assert whole["tokens_predicted"] > 0
+    assert bounded.status_code == 400
 
 
 async def test_a_model_without_the_vocabulary_does_not_fill_in(tmp_path: Path) -> None:
