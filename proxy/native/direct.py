@@ -124,7 +124,8 @@ def _file(path: str, *, is_offered: bool) -> bytes:
 async def _fetched(door: Door, exchange: Exchange, target: bytes) -> None:
     """Whole, with the headers that matter to a browser; nothing of it takes a slot."""
     model = names.served(door, exchange, "")
-    headers = [(name, value) for name in _ASKED_WITH if (value := exchange.header(name))]
+    asked = ((name, exchange.header(name)) for name in _ASKED_WITH)
+    headers = [*((name, value) for name, value in asked if value), *exchange.passed_on]
     async with door.service.lease(
         model.model_id, caller=exchange.caller, takes_slot=False
     ) as lease:

@@ -131,7 +131,8 @@ async def _reply_of_one(
     ) as lease:
         exchange.lease = lease
         sent = door.pools.request(
-            lease.socket_path, method=method, target=target, headers=_HEADERS,
+            lease.socket_path, method=method, target=target,
+            headers=(*_HEADERS, *exchange.passed_on),
             body=(body,) if body else (),
         )  # fmt: skip
         try:

@@ -84,7 +84,8 @@ async def test_questions_are_answered_while_the_only_slot_is_busy(tmp_path: Path
         engine(tmp_path, n_ctx=8192) as (fleet, at),
         at.client.stream("POST", "/completion", json=told) as story,
     ):
-        await anext(story.aiter_bytes())
+        pieces = story.aiter_bytes()  # which closes the reply when it is forgotten
+        await anext(pieces)
         tokens = (await at.client.post("/tokenize", json={"content": "Once upon"})).json()
         text = (await at.client.post("/detokenize", json=tokens)).json()
         prompt = (await at.client.post("/apply-template", json=chat)).json()
@@ -92,6 +93,7 @@ async def test_questions_are_answered_while_the_only_slot_is_busy(tmp_path: Path
         slots = (await at.client.get("/slots")).json()
         adapters = (await at.client.get("/lora-adapters")).json()
 
+    del pieces
     assert fleet.most_leases > 1
     assert text == {"content": "Once upon"}
     assert "Hi" in prompt["prompt"]
