@@ -154,9 +154,9 @@ def read_whole(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 def chat_model(door: Door, exchange: Exchange, name: str | None) -> ServedModel:
     """The model that `name` means. Raises BadRequest for one that writes no text, UnknownModel."""
-    if not name:
+    if not (name or exchange.given_model):
         raise BadRequest("model is required", param="model")
-    model = names.served(door, exchange, name)
+    model = names.served(door, exchange, name or "")
     if model.info.is_embedding:
         raise BadRequest(f'"{model.model_id}" does not support completions', param="model")
     return model

@@ -59,7 +59,7 @@ async def stored(_door: Door, exchange: Exchange) -> None:
 
 def _turn(door: Door, exchange: Exchange, asked: ResponseRequest) -> ChatTurn:
     model = chat_model(door, exchange, asked.model)
-    thinks = Capability.THINKING in capabilities(model.info)
+    thinks = Capability.THINKING in capabilities(model)
     return ChatTurn(
         door=door,
         exchange=exchange,

@@ -33,6 +33,7 @@ class CrowdedFleet(FleetOfOne):
         keep_alive_s: float | None = None,
         context: int | None = None,
         priority: Priority = Priority.HIGH,
+        takes_slot: bool = True,
     ) -> AsyncIterator[Lease]:
         """As the fleet does."""
         if self.refusals:
@@ -44,6 +45,7 @@ class CrowdedFleet(FleetOfOne):
             keep_alive_s=keep_alive_s,
             context=context,
             priority=priority,
+            takes_slot=takes_slot,
         ) as lease:
             yield lease
 

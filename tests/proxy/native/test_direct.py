@@ -29,9 +29,12 @@ async def test_the_path_goes_before_the_body(tmp_path: Path) -> None:
         told = {**CHAT, "model": "another"}
         chat = await at.client.post("/upstream/tiny/v1/chat/completions", json=told)
         text = await at.client.post("/upstream/tiny/completion", json={"prompt": "a"})
+        other = await at.client.post("/upstream/tiny/v1/messages", json=CHAT)
+        third = await at.client.post("/upstream/tiny/responses", json={"input": "a"})
         tokens = await at.client.post("/upstream/tiny/tokenize?model=no", json={"content": "a"})
 
-    assert [reply.status_code for reply in (chat, text, tokens)] == [200] * 3
+    assert [reply.status_code for reply in (chat, text, other, third, tokens)] == [200] * 5
+    assert other.json()["type"] == "message"
     assert chat.json()["object"] == "chat.completion"
 
 
