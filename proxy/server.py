@@ -6,7 +6,8 @@ uvicorn's own serve() takes SIGTERM and wakes ten times a second; its parts are 
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from socket import AF_INET, AF_INET6, IPPROTO_TCP, TCP_NODELAY, socket
+from socket import AF_INET, AF_INET6, AF_UNIX, IPPROTO_TCP, TCP_NODELAY, socket
+from ssl import SSLContext
 from time import monotonic
 from typing import Any, cast
 
@@ -14,21 +15,27 @@ import structlog
 import uvicorn
 
 from proxy.app import PARTING_S, ASGIApp
+from proxy.crowd import UNLIMITED, Crowd
 from proxy.protocol import PATIENT, DoorProtocol, Patience
 
 log = structlog.get_logger(__name__)
 
+BACKLOG = 2048  # uvicorn's
+HANDSHAKE_S = 10.0  # as long as for a head; asyncio's own limit is a minute
 ABORT_S = 1.0  # for tasks that were cancelled to be gone
 
 
 class DoorServer(uvicorn.Server):
     """One set of listening sockets, served inside somebody else's event loop."""
 
-    def __init__(self, app: ASGIApp, patience: Patience) -> None:
+    def __init__(
+        self, app: ASGIApp, patience: Patience, crowd: Crowd, tls: SSLContext | None
+    ) -> None:
+        self._tls = tls
         super().__init__(
             uvicorn.Config(
                 app,
-                http=cast(Any, partial(DoorProtocol, patience=patience)),
+                http=cast(Any, partial(DoorProtocol, patience=patience, crowd=crowd)),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -49,8 +56,26 @@ class DoorServer(uvicorn.Server):
                 # made with proto=IPPROTO_TCP; without it each reply takes 40 ms (delayed ACK).
                 sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
         self.config.load()
-        self.lifespan = self.config.lifespan_class(self.config)
-        await self.startup(sockets=list(sockets))
+        self.servers = []
+        protocol = partial(
+            cast(Any, self.config.http_protocol_class),
+            config=self.config,
+            server_state=self.server_state,
+            app_state={},
+        )
+        loop = asyncio.get_running_loop()
+        for sock in sockets:
+            # Who may open a Unix socket is on this machine: nobody listens in between.
+            tls = None if sock.family == AF_UNIX else self._tls
+            server = await loop.create_server(
+                protocol,
+                sock=sock,
+                backlog=BACKLOG,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,
+            )
+            self.servers.append(server)
+        self.started = True
 
     async def drain(self, *, drain_s: float) -> None:
         """Accepts nothing new, and lets running requests end for drain_s."""
@@ -90,12 +115,15 @@ async def serve(
     started: asyncio.Event,
     drain_s: Callable[[], float],
     patience: Patience = PATIENT,
+    crowd: Crowd | None = None,
+    tls: SSLContext | None = None,
 ) -> None:
     """Serves from `started` until `stop` is set, then drains; cancelled, it ends without draining.
 
     `drain_s` is asked then: requests that still run after it end with an error in their dialect.
+    No `crowd` is one without limits, no `tls` plain HTTP.
     """
-    server = DoorServer(app, patience)
+    server = DoorServer(app, patience, Crowd(UNLIMITED) if crowd is None else crowd, tls)
     await server.open(sockets)
     started.set()
     try:
