@@ -83,8 +83,8 @@ class Exchange:
 
     __slots__ = (
         "_receive", "_send", "dialect", "extra_headers", "finished", "first_byte_s", "framing",
-        "headers", "lease", "method", "model", "path", "request_id", "scope", "sent_bytes",
-        "started_s", "status", "traceparent", "usage",
+        "headers", "is_known", "key_id", "lease", "method", "model", "path", "request_id", "scope",
+        "sent_bytes", "started_s", "status", "traceparent", "usage",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str) -> None:
@@ -95,6 +95,8 @@ class Exchange:
         self.request_id = request_id
         self.started_s = monotonic()
         self.dialect = Dialect.OLLAMA
+        self.key_id: str | None = None
+        self.is_known = False
         self.extra_headers: list[tuple[bytes, bytes]] = [(REQUEST_ID, request_id.encode())]
         self.framing: Framing | None = None
         self.status = 0
@@ -114,7 +116,12 @@ class Exchange:
 
     @property
     def caller(self) -> str:
-        """Who asks, for a fair line: the peer's address."""
+        """Who asks, for a fair line: the key's id, else the peer's address."""
+        return self.key_id or self.address
+
+    @property
+    def address(self) -> str:
+        """The peer's address."""
         client = self.scope.get("client")
         return client[0] if client else "local"
 
