@@ -62,7 +62,7 @@ def _context(certificate: str, key: str) -> ssl.SSLContext:
 
 def expiry_of(certificate: str) -> float:
     """When the first certificate of a PEM file ends, in UTC seconds. Raises TlsRefused."""
-    text = _text(certificate)
+    text, _ = _text_and_mode(certificate)
     begin, end = text.find(ssl.PEM_HEADER), text.find(ssl.PEM_FOOTER)
     if begin < 0 or end < begin:
         raise TlsRefused(certificate, "it holds no certificate in PEM")
@@ -98,10 +98,9 @@ def _element(der: bytes) -> tuple[int, bytes, bytes]:
 
 def _check_key(path: str) -> None:
     """Raises TlsRefused where everybody may read the key, or it is none."""
-    text = _text(path)
+    text, mode = _text_and_mode(path)
     if "PRIVATE KEY-----" not in text:
         raise TlsRefused(path, "it holds no private key in PEM")
-    mode = stat.S_IMODE(os.stat(path).st_mode)
     if mode & 0o027:  # a group may read it: Debian's ssl-cert is made for that
         raise TlsRefused(path, f"its mode is {mode:04o}, so that others reach it; chmod 600 it")
 
@@ -111,14 +110,16 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _text(path: str) -> str:
+def _text_and_mode(path: str) -> tuple[str, int]:
+    """A file's characters and permissions. Raises TlsRefused."""
     try:
         with open(path, "rb", opener=_open_at_once) as stream:
-            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            mode = os.fstat(stream.fileno()).st_mode
+            if not stat.S_ISREG(mode):
                 raise TlsRefused(path, "it is no file")
             data = stream.read(MAX_PEM_BYTES + 1)
     except OSError as exc:
         raise TlsRefused(path, exc.strerror or str(exc)) from exc
     if len(data) > MAX_PEM_BYTES:
         raise TlsRefused(path, f"it is longer than {MAX_PEM_BYTES} bytes")
-    return data.decode("latin-1")
+    return data.decode("latin-1"), stat.S_IMODE(mode)

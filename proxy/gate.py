@@ -74,6 +74,9 @@ class Caller:
     """False for somebody who was let in to liveness alone."""
 
 
+_ANYBODY = Caller(None, is_known=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Gate:
     """The keys in force and where they are needed."""
@@ -87,11 +90,11 @@ class Gate:
         self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], *, now: float
     ) -> Caller:
         """Who calls; `now` in UTC seconds. Raises KeyRefused, ScopeTooSmall, ManagementClosed."""
-        manages = is_management(method, path)
+        manages = self.management is not Management.OPEN and is_management(method, path)
         if manages and self.management is Management.OFF:
             raise ManagementClosed
-        if not self.needs_key and not (manages and self.management is Management.KEY):
-            return Caller(None, is_known=True)
+        if not self.needs_key and not manages:
+            return _ANYBODY
         needs = scope_of(method, path)
         tokens = _tokens(headers)
         keys = [self.ring.holder(token, now=now) for token in tokens]

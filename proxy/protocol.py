@@ -178,8 +178,8 @@ class DoorProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.transport.is_closing() and not self._reader_timer.runs:
-            self._wait_for_the_reader()  # it closes once all is read, which may be never
+        if self.transport.is_closing():
+            self._close()
 
     def timeout_keep_alive_handler(self) -> None:
         """Nothing was asked for a while; what is still unread by then is not going to be."""
@@ -241,7 +241,7 @@ class DoorProtocol(HttpToolsProtocol):
 
     def _has_many_hosts(self) -> bool:
         """More than one Host (RFC 9112, 3.2): which one is meant, others may see differently."""
-        return sum(name == b"host" for name, _ in self.headers) > 1
+        return [name for name, _ in self.headers].count(b"host") > 1
 
     @property
     def _is_answering(self) -> bool:
@@ -272,8 +272,8 @@ class DoorProtocol(HttpToolsProtocol):
     def _body_is_late(self) -> None:
         """Cuts a body that does not get on, except where it is we who do not read it."""
         if self.cycle.response_complete:
-            self.transport.close()  # it was answered before its end, and had time to notice
-        elif self._body_bytes >= self._least_bytes or self.flow.read_paused:
+            self._close()  # it was answered before its end, and had time to notice
+        elif self._body_bytes >= self._least_bytes or self.flow.read_paused or self.pipeline:
             self._wait_for_the_body()
         elif not self.transport.is_closing():
             self._refuse(HTTPStatus.REQUEST_TIMEOUT)
@@ -325,8 +325,14 @@ class DoorProtocol(HttpToolsProtocol):
                 self.transport.write_eof()
             self.loop.call_later(LINGER_S, self.transport.abort)
         else:
-            self.transport.close()
+            self._close()
         self._abandon()
+
+    def _close(self) -> None:
+        """Closes once all is read, and where it never is, in the end all the same."""
+        self.transport.close()
+        if not self._reader_timer.runs:
+            self._wait_for_the_reader()
 
     def _abandon(self) -> None:
         """Tells the request under way that its caller left."""

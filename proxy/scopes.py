@@ -42,10 +42,12 @@ def scope_of(method: str, path: str) -> Scope | None:
     """What a request needs, by its path without double slashes; None where it needs no key."""
     if path in LIVENESS:
         return None
-    path = path.rstrip("/")
-    below = (scope for at, scope in _BELOW if path.startswith(at))
-    scope = _SCOPES.get(path) or next(below, Scope.ADMIN)
+    scope = _SCOPES.get(path.rstrip("/")) or _scope_below(path.rstrip("/"))
     return max(scope, Scope.MANAGE) if method == "DELETE" else scope
+
+
+def _scope_below(path: str) -> Scope:
+    return next((scope for at, scope in _BELOW if path.startswith(at)), Scope.ADMIN)
 
 
 def is_management(method: str, path: str) -> bool:

@@ -55,10 +55,16 @@ async def serving(
     traces: Callable[[Metrics], Traces] | None = None,
     crowd: Crowd | None = None,
     tls: SSLContext | None = None,
+    kernel_bytes: int | None = None,
 ) -> AsyncIterator[Served]:
-    """Serves `service`; ends with a drain."""
+    """Serves `service`; ends with a drain. `kernel_bytes` is what waits in a socket to be read."""
     metrics = metrics_of(service)
     listener = socket.socket()
+    if kernel_bytes is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, kernel_bytes)
+    listener = socket.socket()
+    if kernel_bytes is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, kernel_bytes)
     listener.bind(("127.0.0.1", 0))
     listener.listen(1024)
     port = listener.getsockname()[1]

@@ -123,6 +123,13 @@ def test_a_port_that_others_reach_without_a_key_is_refused_as_a_wrong_setting(
     assert line.startswith("inferenceosd: server.listen: 0.0.0.0:0 can be reached from elsewhere")
 
 
+def test_ollamas_variable_opens_no_port_without_a_key(right: Path) -> None:
+    done = run("--config", str(right), "--check", environ={"OLLAMA_HOST": "0.0.0.0"})
+
+    assert done.returncode == 2
+    assert "server.listen: 0.0.0.0:11434 can be reached from elsewhere" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "environ"),
     [

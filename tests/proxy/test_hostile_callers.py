@@ -6,12 +6,15 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from ssl import CERT_NONE, PROTOCOL_TLS_CLIENT, SSLContext
 
 import pytest
 from structlog.typing import EventDict
 
+from inferenceosd.tls_files import TlsFiles
 from proxy.crowd import ANSWERS, Crowd, CrowdLimits
 from proxy.protocol import PIPELINED, Patience
+from tests.fakes.certificates import certificate
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
 from tests.fakes.raw_caller import SOON_S, Caller, calling, connected
 from tests.fakes.serving import serving
@@ -255,26 +258,39 @@ async def pour(caller: Caller) -> None:
 
 
 @asynccontextmanager
-async def streaming_to_nobody(fleet: FleetOfOne, patience: Patience) -> AsyncIterator[Caller]:
+async def streaming_to_nobody(
+    fleet: FleetOfOne, patience: Patience, tls: SSLContext | None
+) -> AsyncIterator[Caller]:
     """A caller of a fast and endless stream who reads none of it, and has no room for much."""
-    async with serving(fleet, patience=patience) as at:
+    trust = None
+    if tls is not None:
+        trust = SSLContext(PROTOCOL_TLS_CLIENT)
+        trust.check_hostname, trust.verify_mode = False, CERT_NONE
+    async with serving(fleet, patience=patience, tls=tls, kernel_bytes=4096) as at:
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", at.port))
-        reader, writer = await asyncio.open_connection(sock=sock, limit=1)
-        await Caller(reader, writer).send(with_length(b"/api/chat", CHAT))
-        yield Caller(reader, writer)
-        writer.close()
+        reader, writer = await asyncio.open_connection(
+            sock=sock, limit=1, ssl=trust, server_hostname="" if trust else None
+        )
+        try:
+            await Caller(reader, writer).send(with_length(b"/api/chat", CHAT))
+            yield Caller(reader, writer)
+        finally:
+            writer.transport.abort()
 
 
+@pytest.mark.parametrize("is_https", [False, True], ids=["HTTP", "HTTPS"])
 async def test_a_caller_who_does_not_read_is_cut_and_its_slot_is_free(
-    tmp_path: Path, served: list[EventDict]
+    tmp_path: Path, served: list[EventDict], is_https: bool
 ) -> None:
+    cert, key = certificate(tmp_path)
+    tls = TlsFiles(str(cert), str(key)).context if is_https else None
     faults = {"token_s": 0.0, "tokens": 200_000}
     async with (
         fleet_of_one(tmp_path, faults=faults) as fleet,
-        streaming_to_nobody(fleet, Patience(stall_s=0.3)),
+        streaming_to_nobody(fleet, Patience(stall_s=0.3), tls),
     ):
         async with asyncio.timeout(3 * SOON_S):
             while not any(event["event"] == "door.reader_cut" for event in served):
@@ -285,6 +301,26 @@ async def test_a_caller_who_does_not_read_is_cut_and_its_slot_is_free(
     (cut,) = (event for event in served if event["event"] == "door.reader_cut")
     assert cut["address"] == "127.0.0.1"
     assert cut["unread_bytes"] > 0
+
+
+async def test_who_does_not_read_cannot_stay_by_sending_nonsense(
+    tmp_path: Path, served: list[EventDict]
+) -> None:
+    faults = {"token_s": 0.0, "tokens": 200_000}
+    async with (
+        fleet_of_one(tmp_path, faults=faults) as fleet,
+        streaming_to_nobody(fleet, Patience(stall_s=2.0), None) as caller,
+    ):
+        await caller.reader.read(1)
+        await asyncio.sleep(1.0)  # so that more is written than there is room for
+        caller.writer.write(b"hello\r\n\r\n")
+        async with asyncio.timeout(3 * SOON_S):
+            while not any(event["event"] == "door.reader_cut" for event in served):
+                await asyncio.sleep(0.01)  # cadence
+
+    names = [event["event"] for event in served]
+    assert names.index("request.served") < names.index("door.reader_cut")
+    assert fleet.leases == 0
 
 
 # Many.
