@@ -25,6 +25,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from proxy.crowd import Crowd
 from proxy.request_id import request_id
+from proxy.timer import Timer
+from proxy.wishes import head_without_wish
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +37,6 @@ LINGER_S = 1.0  # closed with bytes unread, a connection is reset, and its last 
 PIPELINED = 64  # requests that may wait behind one; browsers send none, benchmarks a few dozen
 LEAST_BYTES_PER_S = 512  # of a body that is sent, or a reply that is read; Apache's reqtimeout: 500
 
-_UPGRADES = (b"upgrade", b"http2-settings")
 _TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 _OLD_VERSIONS = ("0.9", "1.0")
 _INTERIM = b"HTTP/1.1 100"
@@ -81,9 +82,9 @@ class DoorProtocol(HttpToolsProtocol):
         """Received of bodies since somebody looked last."""
         self._unread_bytes = 0
         """Of what was written, when somebody looked last."""
-        self._head_timer = _Timer(self.loop)
-        self._body_timer = _Timer(self.loop)
-        self._reader_timer = _Timer(self.loop)
+        self._head_timer = Timer(self.loop)
+        self._body_timer = Timer(self.loop)
+        self._reader_timer = Timer(self.loop)
         self._refused_with = HTTPStatus.BAD_REQUEST
         self._is_refused = False
         self._answering: RequestResponseCycle | None = None
@@ -212,7 +213,7 @@ class DoorProtocol(HttpToolsProtocol):
                 self.parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as exc:
-                data = self._head_without_wish() + data[exc.args[0] :]
+                data = head_without_wish(self.scope, self.url) + data[exc.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
             except httptools.HttpParserError:
@@ -226,18 +227,6 @@ class DoorProtocol(HttpToolsProtocol):
             raise Unacceptable
         self.scope["method"] = method
         self.scope["http_version"] = self.parser.get_http_version()
-
-    def _head_without_wish(self) -> bytes:
-        """The head that was parsed last, as it would be without Upgrade."""
-        method, version = self.scope["method"].encode(), self.scope["http_version"].encode()
-        lines = [b"%b %b HTTP/%b\r\n" % (method, self.url, version)]
-        for name, value in self.scope["headers"]:
-            if name == b"connection":
-                tokens = (token.strip() for token in value.split(b","))
-                value = b", ".join(token for token in tokens if token.lower() not in _UPGRADES)
-            if name not in _UPGRADES:
-                lines += (name, b": ", value, b"\r\n")
-        return b"".join([*lines, b"\r\n"])
 
     def _has_many_hosts(self) -> bool:
         """More than one Host (RFC 9112, 3.2): which one is meant, others may see differently."""
@@ -398,36 +387,6 @@ class _JoinedHead:
     def is_closing(self) -> bool:
         """As the transport says."""
         return self._transport.is_closing()
-
-
-class _Timer:
-    """One thing that is waited for, or not."""
-
-    __slots__ = ("_handle", "_loop")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._handle: asyncio.TimerHandle | None = None
-
-    @property
-    def runs(self) -> bool:
-        """True until it is stopped, or has called."""
-        return self._handle is not None
-
-    def start(self, within_s: float, late: Callable[[], None]) -> None:
-        """Calls `late` then, unless it is stopped before."""
-        self.stop()
-        self._handle = self._loop.call_later(within_s, self._call, late)
-
-    def stop(self) -> None:
-        """Forgets what was waited for."""
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-
-    def _call(self, late: Callable[[], None]) -> None:
-        self._handle = None
-        late()
 
 
 def _until_close(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:

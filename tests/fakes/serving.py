@@ -62,9 +62,6 @@ async def serving(
     listener = socket.socket()
     if kernel_bytes is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, kernel_bytes)
-    listener = socket.socket()
-    if kernel_bytes is not None:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, kernel_bytes)
     listener.bind(("127.0.0.1", 0))
     listener.listen(1024)
     port = listener.getsockname()[1]
