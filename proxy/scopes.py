@@ -43,7 +43,9 @@ def scope_of(method: str, path: str) -> Scope | None:
     if path in LIVENESS:
         return None
     scope = _SCOPES.get(path.rstrip("/")) or _scope_below(path.rstrip("/"))
-    return max(scope, Scope.MANAGE) if method == "DELETE" else scope
+    if method == "DELETE" and path.startswith("/v1/models/"):
+        return max(scope, Scope.MANAGE)
+    return scope
 
 
 def _scope_below(path: str) -> Scope:

@@ -24,6 +24,7 @@ def test_liveness_alone_needs_no_key() -> None:
         ("POST", "/v1/chat/completions", Scope.INFER),
         ("GET", "/v1/models/a/b", Scope.INFER),
         ("DELETE", "/v1/models/a", Scope.MANAGE),
+        ("DELETE", "/v1/responses/a", Scope.INFER),
         ("POST", "/api/chat", Scope.INFER),
         ("POST", "/api/chat/", Scope.INFER),
         ("GET", "/api/ps", Scope.INFER),
