@@ -11,12 +11,13 @@ from inferenceosd import __version__
 from inferenceosd.config import Config, Options, read_config
 from inferenceosd.config_error import ConfigError
 from inferenceosd.doctor import Disk, Facts
-from inferenceosd.listening import CannotListen, listen_on
+from inferenceosd.door_lock import DoorLock
+from inferenceosd.listening import CannotListen, is_local, listen_on
 from inferenceosd.platform_folders import own_model_dir
 from planners.argv import VISIBILITY
 from planners.groups import unknown_members
 from planners.hardware import HardwareProfile
-from proxy.admin.status import DaemonReport, StatusReport, status_report
+from proxy.admin.status import DaemonReport, LockReport, StatusReport, status_report
 from supervisor.backends import find_engines
 from supervisor.catalogue import Catalogue
 from supervisor.devices.storage import free_bytes
@@ -111,7 +112,22 @@ def _nobody(config: Config) -> DaemonReport:
         listen=str(config.listen),
         config_file=config.file,
         state_dir=config.state_dir,
+        lock=_lock(config),
     )
+
+
+def _lock(config: Config) -> LockReport:
+    """The lock of a daemon that would start here."""
+    try:
+        return DoorLock(config, is_local=is_local(config.listen)).report()
+    except ConfigError as exc:
+        return LockReport(
+            keys=0,
+            keys_file=config.keys_file,
+            is_open=False,
+            tls_expires_at=None,
+            mistake=str(exc),
+        )
 
 
 def _port_mistake(config: Config) -> str | None:

@@ -73,6 +73,9 @@ wrong options and settings. Talk to a running daemon with inferenceosctl.
     type=click.Choice(["debug", "info", "warning", "error"]),
     help="The least that is logged. [info]",
 )
+@click.option(
+    "--insecure", is_flag=True, help="Serve other machines though no API key exists. Not advised."
+)
 @click.option("--check", is_flag=True, help="Check the configuration and exit: 0 right, 2 wrong.")
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def main(
@@ -83,6 +86,7 @@ def main(
     model_dirs: tuple[str, ...],
     log_format: str | None,
     log_level: str | None,
+    insecure: bool,
     check: bool,
 ) -> None:
     """Serve local language models to Ollama and OpenAI clients.
@@ -104,6 +108,7 @@ def main(
         model_dirs=model_dirs,
         log_format=log_format,
         log_level=log_level,
+        insecure=insecure,
     )
 
     def reload() -> Config:
@@ -114,6 +119,13 @@ def main(
     except ConfigError as exc:
         _fail(str(exc), EXIT_USAGE)
     if check:
+        from inferenceosd.door_lock import check_lock
+        from inferenceosd.listening import is_local
+
+        try:
+            check_lock(settings, is_local=is_local(settings.listen))
+        except ConfigError as exc:
+            _fail(str(exc), EXIT_USAGE)
         for warning in settings.warnings:
             click.echo(f"warning: {warning}", err=True)
         click.echo(f"{settings.file or 'built-in defaults'}: ok")

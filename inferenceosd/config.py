@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from inferenceosd import config_keys as keys
+from inferenceosd import config_server_keys as server_keys
 from inferenceosd import config_table_keys as table_keys
 from inferenceosd.config_error import ConfigError
 from inferenceosd.config_file import Setting, Values, any_key, file_settings, read_setting
@@ -39,6 +40,8 @@ from planners.settings import (
     PlacementRules,
 )
 from planners.sizes import MIB
+from proxy.crowd import CrowdLimits
+from proxy.gate import Management
 
 MAX_FILE_BYTES = MIB  # a thousand models fit in a tenth of it
 CHILD_SOCKET_BYTES = 36  # what a child's socket may add to the runtime folder's path
@@ -73,6 +76,7 @@ class Options:
     model_dirs: tuple[str, ...] = ()
     log_format: str | None = None
     log_level: str | None = None
+    insecure: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,14 @@ class Config:
     origins: tuple[str, ...]
     serves_metrics: bool
     ui: bool
+    is_insecure: bool
+    keys_path: str | None
+    """Of the file of API keys, where it is told."""
+    management: Management
+    tls: tuple[str, str] | None
+    """Paths of a certificate and its key; None for plain HTTP."""
+    crowd: CrowdLimits
+    stall_s: float
     admin_socket: str
     state_dir: str
     runtime_dir: str
@@ -100,6 +112,11 @@ class Config:
     ollama_version: str
     warnings: tuple[str, ...]
     """What was ignored and why, each a sentence to be logged at start."""
+
+    @property
+    def keys_file(self) -> str:
+        """The file of API keys."""
+        return self.keys_path or os.path.join(self.state_dir, "keys.json")
 
 
 def read_config(
@@ -170,12 +187,13 @@ def load_config(
 
 def _option_settings(options: Options, platform: Platform) -> dict[str, Setting]:
     given = (
-        (any_key(keys.SERVER_LISTEN), "--listen", options.listen),
+        (any_key(server_keys.SERVER_LISTEN), "--listen", options.listen),
         (any_key(keys.ADMIN_SOCKET), "--admin-socket", options.admin_socket),
         (any_key(keys.STATE_DIR), "--state-dir", options.state_dir),
         (any_key(keys.MODELS_DIRS), "--model-dir", list(options.model_dirs) or None),
         (any_key(keys.LOG_FORMAT), "--log-format", options.log_format),
         (any_key(keys.LOG_LEVEL), "--log-level", options.log_level),
+        (any_key(server_keys.SERVER_INSECURE), "--insecure", options.insecure or None),
     )
     return {
         key.name: Setting(read_setting(key, value, source=option, folders=platform.folders), option)
@@ -199,11 +217,20 @@ def _assembled(
     dirs = values.get(keys.MODELS_DIRS)
     return Config(
         file=file,
-        listen=values.get(keys.SERVER_LISTEN),
-        max_body_bytes=values.get(keys.SERVER_MAX_BODY),
-        origins=values.get(keys.SERVER_ORIGINS),
-        serves_metrics=values.get(keys.SERVER_METRICS),
-        ui=values.get(keys.SERVER_UI),
+        listen=values.get(server_keys.SERVER_LISTEN),
+        max_body_bytes=values.get(server_keys.SERVER_MAX_BODY),
+        origins=values.get(server_keys.SERVER_ORIGINS),
+        serves_metrics=values.get(server_keys.SERVER_METRICS),
+        ui=values.get(server_keys.SERVER_UI),
+        is_insecure=values.get(server_keys.SERVER_INSECURE),
+        keys_path=values.get(server_keys.SERVER_KEYS),
+        management=Management(values.get(server_keys.SERVER_MANAGE)),
+        tls=_tls(values, settings),
+        crowd=CrowdLimits(
+            in_all=values.get(server_keys.SERVER_MAX_CONNECTIONS),
+            per_address=values.get(server_keys.SERVER_MAX_PER_ADDRESS),
+        ),
+        stall_s=values.get(server_keys.SERVER_STALL_TIMEOUT),
         admin_socket=values.get(keys.ADMIN_SOCKET) or os.path.join(runtime_dir, "admin.sock"),
         state_dir=state_dir,
         runtime_dir=runtime_dir,
@@ -220,6 +247,21 @@ def _assembled(
         ollama_version=values.get(keys.OLLAMA_VERSION),
         warnings=warnings,
     )
+
+
+def _tls(values: Values, settings: Mapping[str, Setting]) -> tuple[str, str] | None:
+    """Both paths or none. Raises ConfigError."""
+    cert, key = values.get(server_keys.SERVER_TLS_CERT), values.get(server_keys.SERVER_TLS_KEY)
+    if cert is not None and key is not None:
+        return cert, key
+    for mine, other in (
+        (server_keys.SERVER_TLS_CERT, server_keys.SERVER_TLS_KEY),
+        (server_keys.SERVER_TLS_KEY, server_keys.SERVER_TLS_CERT),
+    ):
+        if (setting := settings.get(mine.name)) is not None:
+            problem = f"it needs {other.name} beside it"
+            raise ConfigError(problem, source=setting.source, line=setting.line, key=mine.name)
+    return None
 
 
 def _model_rule(model: Values, values: Values) -> ModelRule:

@@ -13,6 +13,7 @@ _SECTIONS = {
     "origins": "server.origins",
     "serves_metrics": "server.metrics",
     "ui": "server.ui",
+    "management": "server.manage",
     "model_dirs": "models.dirs",
     "model_defaults": "[models]",
     "placement": "[devices], [memory], [models], [rpc] or [engine]",
@@ -30,6 +31,11 @@ _FLEET_ELSEWHERE = {
 """Of FleetSettings, what is written in another table than [fleet]."""
 _ONLY_AT_START = {
     "listen": "server.listen",
+    "is_insecure": "server.insecure",
+    "keys_path": "server.keys",
+    "tls": "server.tls_cert, server.tls_key",
+    "crowd": "server.max_connections, server.max_connections_per_address",
+    "stall_s": "server.stall_timeout",
     "admin_socket": "admin.socket",
     "state_dir": "state.dir",
     "runtime_dir": "runtime.dir",

@@ -5,8 +5,6 @@ from inferenceosd.config_kinds import (
     CACHE_TYPE,
     CONTEXT,
     DURATION,
-    FLAG,
-    LISTEN,
     PARALLEL,
     PATH,
     PATHS,
@@ -14,12 +12,26 @@ from inferenceosd.config_kinds import (
     SIZE,
     TEXT,
     TEXTS,
-    Listen,
     choice,
     finite_duration,
     integer,
     or_auto,
     or_unset,
+)
+from inferenceosd.config_server_keys import (
+    SERVER_INSECURE,
+    SERVER_KEYS,
+    SERVER_LISTEN,
+    SERVER_MANAGE,
+    SERVER_MAX_BODY,
+    SERVER_MAX_CONNECTIONS,
+    SERVER_MAX_PER_ADDRESS,
+    SERVER_METRICS,
+    SERVER_ORIGINS,
+    SERVER_STALL_TIMEOUT,
+    SERVER_TLS_CERT,
+    SERVER_TLS_KEY,
+    SERVER_UI,
 )
 from inferenceosd.config_table_keys import (
     BACKEND_KEYS,
@@ -36,44 +48,6 @@ from inferenceosd.config_tables import array_of_tables, named_tables
 from planners.sizes import GIB, MIB
 
 DAY_S = 24 * 3600.0
-
-# Serving
-SERVER_LISTEN = Key(
-    "server.listen",
-    LISTEN,
-    Listen("127.0.0.1", 11434),
-    "Where clients are served. `:11434` is every interface: whoever reaches it may use all models.",
-    "Ollama's own address, so that its clients need no setting; this machine only",
-)
-SERVER_MAX_BODY = Key(
-    "server.max_body",
-    SIZE,
-    64 * MIB,
-    "The longest request body that is read; longer ones are refused with 413.",
-    "a dozen photographs in base64",
-)
-SERVER_ORIGINS = Key(
-    "server.origins",
-    TEXTS,
-    (),
-    "Origins of web pages that may call, besides this machine's own; `*` stands for anything.",
-    "as in Ollama, only local pages and applications",
-)
-SERVER_METRICS = Key(
-    "server.metrics",
-    FLAG,
-    True,
-    "Whether `/metrics`, for Prometheus, is served where clients are; the admin socket always has"
-    " it.",
-    "what it tells, `/api/ps` and `/api/tags` tell too, but for counts",
-)
-SERVER_UI = Key(
-    "server.ui",
-    FLAG,
-    False,
-    "Whether llama-server's own web chat is served, at `/upstream/MODEL/`.",
-    "a page is served only where one is wanted",
-)
 
 # The admin socket, and folders
 ADMIN_SOCKET = Key(
@@ -372,6 +346,14 @@ KEYS = any_keys(
     SERVER_ORIGINS,
     SERVER_METRICS,
     SERVER_UI,
+    SERVER_INSECURE,
+    SERVER_KEYS,
+    SERVER_MANAGE,
+    SERVER_TLS_CERT,
+    SERVER_TLS_KEY,
+    SERVER_MAX_CONNECTIONS,
+    SERVER_MAX_PER_ADDRESS,
+    SERVER_STALL_TIMEOUT,
     ADMIN_SOCKET,
     STATE_DIR,
     RUNTIME_DIR,

@@ -15,6 +15,8 @@ from inferenceosd import __version__
 from inferenceosd.config import Config
 from inferenceosd.config_changes import changed_settings, drained_models, needs_restart
 from inferenceosd.config_error import ConfigError
+from inferenceosd.door_lock import DoorLock, check_lock
+from inferenceosd.listening import is_local
 from inferenceosd.logs import configure_logging
 from inferenceosd.recording import recorded_now
 from planners.backends import Engine, RejectedEngine
@@ -26,7 +28,7 @@ from proxy.admin.models import ModelsReport, models_report
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
 from proxy.admin.records import EventReport, Followed, LogReport
 from proxy.admin.service import ReloadRefused
-from proxy.admin.status import DaemonReport, StatusReport, status_report
+from proxy.admin.status import DaemonReport, LockReport, StatusReport, status_report
 from proxy.errors import BadRequest, UnknownModel
 from proxy.metrics import Metrics
 from supervisor.backends import find_engines
@@ -38,6 +40,7 @@ from supervisor.journal import Event
 from supervisor.probe import HardwareProbe
 from supervisor.records import Records
 
+LOOK_S = 2.0  # cadence of looking whether keys or certificate changed
 SIGN_OF_LIFE_S = 5.0  # cadence of a stream on which nothing happens
 
 T = TypeVar("T")
@@ -53,6 +56,7 @@ class Parts:
     probe: HardwareProbe
     records: Records
     metrics: Metrics
+    lock: DoorLock
     reconfigure_door: Callable[[Config], None]
 
 
@@ -177,10 +181,24 @@ class Control:
         async with self._changing:
             try:
                 config = self._reread()
+                check_lock(config, is_local=self._would_be_local(config))
             except ConfigError as exc:
                 self._note_refused(exc)
                 raise ReloadRefused(str(exc)) from exc
             return await self._replace(config)
+
+    def read_lock(self) -> LockReport:
+        """Go by keys and certificate as they are on disk now."""
+        self._parts.lock.read_again()
+        self._parts.reconfigure_door(self._config)
+        return self._parts.lock.report()
+
+    async def follow_lock(self) -> None:
+        """For ever: the same whenever one of the files has changed."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self._parts.lock.has_changed():
+                self.read_lock()
 
     async def log_lines(self, name: str, *, tail: int) -> LogReport:
         """The last `tail` lines of its process, or of the last one it had, be it on disk alone."""
@@ -268,6 +286,12 @@ class Control:
             raise BadRequest(reason, param="device")
         return DeviceId(name)
 
+    def _would_be_local(self, config: Config) -> bool:
+        """Whether a daemon started with `config` would be reached from this machine alone."""
+        if config.listen == self._at_start.listen:
+            return self._parts.lock.is_local  # by the sockets, which systemd may have opened
+        return is_local(config.listen)
+
     # How settings come into force.
 
     async def _replace(self, config: Config) -> ReloadReport:
@@ -281,6 +305,7 @@ class Control:
         # From here to the end without an await: nothing is launched by half of the new settings.
         configure_logging(config.log.format, config.log.level)
         self._config = config
+        parts.lock.read_again()
         self._apply(config)
         report = ReloadReport(
             changed=(*changed_settings(before, config), *self._drained()),
@@ -337,6 +362,7 @@ class Control:
             config_file=self._config.file,
             state_dir=self._at_start.state_dir,
             has_tried_engines=self._engines is not None,
+            lock=self._parts.lock.report(),
         )
 
 

@@ -19,6 +19,7 @@ from inferenceosd.checkup import Told, facts_now
 from inferenceosd.config import Options, read_config
 from inferenceosd.config_error import ConfigError
 from inferenceosd.ctl_arguments import Duration, Name
+from inferenceosd.ctl_keys import key
 from inferenceosd.doctor import checks, has_failed
 from inferenceosd.doctor_text import doctor_text
 from inferenceosd.following import show_stream
@@ -365,3 +366,6 @@ def forget(
     asked = {"model": model, "device": device, "all": everything}
     answer = door.post("/forget", ForgetReport, body=asked)
     answer.show(report.forget_text, as_json=as_json)
+
+
+main.add_command(key)

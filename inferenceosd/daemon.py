@@ -8,13 +8,12 @@ run ─ state folder locked, sockets open ─ loop ┬ fleet ─ instance … ea
 
 import asyncio
 import os
-import resource
 import shutil
 import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,11 +24,16 @@ import uvloop
 
 from inferenceosd import __version__
 from inferenceosd.config import Config
+from inferenceosd.config_error import ConfigError
 from inferenceosd.control import Control, Parts
+from inferenceosd.descriptors import claim_descriptors, granted
+from inferenceosd.door_lock import DoorLock
 from inferenceosd.listening import (
     CannotListen,
     address_of,
+    are_local,
     file_key,
+    is_local,
     listen_on,
     listen_privately,
 )
@@ -41,9 +45,11 @@ from inferenceosd.traces import open_traces
 from proxy.admin.routes import build_admin_app
 from proxy.admin.service import ReloadRefused
 from proxy.app import PARTING_S, ROUTES, ASGIApp, build_app
+from proxy.crowd import Crowd
 from proxy.door import DoorSettings
 from proxy.exchange import Receive, Scope, Send
 from proxy.metrics import Metrics
+from proxy.protocol import Patience
 from proxy.server import serve
 from proxy.upstream import UpstreamPools
 from supervisor.catalogue import Catalogue
@@ -63,7 +69,7 @@ REMOVED_S = 5.0  # for leftovers to be gone: what is stuck in the kernel is not 
 CONNECTIONS_PER_CHILD = 256 + QUESTIONS  # a slot each (LLAMA_MAX_SEQ), and what takes none
 FOLLOWERS_S = 2.0  # for those who follow events to read the last ones
 MOST_STOPPING_S = 15.0  # of a child, once its drain is over
-MOST_DESCRIPTORS = 1 << 16  # the service unit's LimitNOFILE
+OPERATORS = Patience(stall_s=24 * 3600.0)  # may leave `inferenceosctl logs -f` in a pager
 RUN_PREFIX = "c-"  # of the folder with our children's sockets; short, socket paths are 107 bytes
 
 log = structlog.get_logger(__name__)
@@ -75,6 +81,7 @@ class Doors:
 
     public: tuple[socket.socket, ...]
     admin: socket.socket
+    lock: DoorLock
 
     @property
     def listen(self) -> tuple[str, ...]:
@@ -92,13 +99,16 @@ def run(config: Config, *, reload: Callable[[], Config]) -> int:
         except (CannotListen, CannotUseFolder, StateLocked) as exc:
             print(f"inferenceosd: {exc}", file=sys.stderr)
             return 1
+        except ConfigError as exc:
+            print(f"inferenceosd: {exc}", file=sys.stderr)
+            return 2
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_Daemon(config, doors, ground, manager, reload, held).serve())
     return 0
 
 
 def _prepared(config: Config, manager: ServiceManager, held: ExitStack) -> tuple[Doors, Ground]:
-    """What must be had before the first task. Raises CannotListen, CannotUseFolder, StateLocked."""
+    """What must be had before the first task. Raises those of `run`."""
     claim_descriptors()
     state = _private_folder(config.state_dir, choose="--state-dir")
     runtime = _private_folder(config.runtime_dir, choose="INFERENCEOSD_RUNTIME_DIR")
@@ -106,7 +116,9 @@ def _prepared(config: Config, manager: ServiceManager, held: ExitStack) -> tuple
     held.enter_context(marked_children(mark_of(state)))
     if (own := own_model_dir(config.state_dir)) in config.model_dirs:
         _private_folder(own, choose="--model-dir")  # the user's are theirs to make
-    public = manager.passed_sockets() or listen_on(config.listen)
+    passed = manager.passed_sockets()
+    lock = DoorLock(config, is_local=are_local(passed) if passed else is_local(config.listen))
+    public = passed or listen_on(config.listen)
     for sock in public:
         held.enter_context(sock)
     admin_socket = Path(config.admin_socket)
@@ -114,19 +126,7 @@ def _prepared(config: Config, manager: ServiceManager, held: ExitStack) -> tuple
     held.callback(admin_socket.unlink, missing_ok=True)
     ground = clear_ground(runtime, held)
     _keep_temporary_files_in(ground.run_dir, held)
-    return Doors(public, admin), replace(ground, preflights=state / "preflights.json")
-
-
-def claim_descriptors() -> None:
-    """Raise the soft limit of open files to the hard one: each caller in line takes one.
-
-    Shells grant 1024, fewer than the callers that three models may keep waiting.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        with suppress(ValueError, OSError):  # macOS: no more than OPEN_MAX, whatever is granted
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return Doors(public, admin, lock), replace(ground, preflights=state / "preflights.json")
 
 
 class CannotUseFolder(Exception):
@@ -218,6 +218,8 @@ class _Daemon:
         config = self._config
         for warning in config.warnings:
             log.warning("config.ignored", reason=warning)
+        if self._doors.lock.report().is_open:
+            log.warning("door.open", listen=self._doors.listen, reason="told by --insecure")
         state = Path(config.state_dir)
         async with AsyncExitStack() as held:
             records = await held.enter_async_context(open_records(state))
@@ -256,7 +258,8 @@ class _Daemon:
         def reconfigure(changed: Config) -> None:
             front.app = app(changed)
 
-        parts = Parts(fleet, catalogue, probe, records, metrics, reconfigure)
+        lock = self._doors.lock
+        parts = Parts(fleet, catalogue, probe, records, metrics, lock, reconfigure)
         listen = self._doors.listen
         return fleet, Control(config, parts, reread=self._reread, listen=listen), front
 
@@ -270,6 +273,7 @@ class _Daemon:
                 tasks.create_task(self._watch_folders(catalogue, fleet), name="folders"),
                 tasks.create_task(self._reload_when_asked(control), name="reloads"),
                 tasks.create_task(self._pet_watchdog(), name="watchdog"),
+                tasks.create_task(control.follow_lock(), name="lock"),
                 tasks.create_task(control.find_engines(), name="engines"),
                 tasks.create_task(control.retry_engines(), name="engines of late cards"),
             ]
@@ -303,7 +307,14 @@ class _Daemon:
 
         public_open, admin_open = asyncio.Event(), asyncio.Event()
         public = serve(
-            front, self._doors.public, stop=closing, started=public_open, drain_s=drain_s
+            front,
+            self._doors.public,
+            stop=closing,
+            started=public_open,
+            drain_s=drain_s,
+            patience=Patience(stall_s=self._config.stall_s),
+            crowd=Crowd(granted(self._config.crowd)),
+            tls=self._doors.lock.context,
         )
         tasks.create_task(public, name="public door")
 
@@ -332,7 +343,9 @@ class _Daemon:
         async with asyncio.TaskGroup() as doors:
             while not closing.is_set():
                 stop = asyncio.Event()
-                door = serve(app, (sock,), stop=stop, started=started, drain_s=drain_s)
+                door = serve(
+                    app, (sock,), stop=stop, started=started, drain_s=drain_s, patience=OPERATORS
+                )
                 doors.create_task(door, name="admin door")
                 reopened = await found_first(self._reopened_admin(), closing.wait())
                 stop.set()  # after the new one listens: nobody finds the door closed
@@ -361,10 +374,11 @@ class _Daemon:
         return DoorSettings(
             max_body_bytes=config.max_body_bytes,
             origins=config.origins,
-            listen_is_loopback=_is_loopback(self._doors.public),
             ui=config.ui,
+            listen_is_loopback=self._doors.lock.is_local,
             version=config.ollama_version,
             serves_metrics=config.serves_metrics,
+            gate=self._doors.lock.gate(config.management),
         )
 
     def _listen_to_signals(self) -> None:
@@ -403,14 +417,3 @@ class _Daemon:
         while (every_s := self._manager.watchdog_s) is not None:
             self._manager.tell("WATCHDOG=1")
             await asyncio.sleep(every_s)
-
-
-def _is_loopback(sockets: Sequence[socket.socket]) -> bool:
-    """True when only this machine reaches us."""
-    return all(
-        sock.family == socket.AF_UNIX or _is_local(sock.getsockname()[0]) for sock in sockets
-    )
-
-
-def _is_local(host: str) -> bool:
-    return host.startswith("127.") or host == "::1"

@@ -20,6 +20,8 @@ LEAST_MODELS_BYTES = 5 * GIB  # an 8B model in four bits
 SLOW_BYTES_PER_S = 200e6  # below it an 8B model loads for half a minute
 HIGH_PRESSURE = 10.0  # percent of the last 10 s in which some task waited for memory
 LITTLE_SHARE = 0.5  # a control group's limit below this share of the memory is worth a word
+DAY_S = 24 * 3600.0
+SHORT_S = 14 * DAY_S  # certbot renews a month before the end
 _OPEN_DRIVERS = {"NVIDIA": "nvidia", "AMD": "amdgpu", "Intel": "i915"}
 _BROKEN_REMEDIES = {
     BrokenKind.FILE: "replace or remove the file",
@@ -92,6 +94,7 @@ def checks(facts: Facts) -> tuple[Check, ...]:
         *_configuration(facts),
         *_daemon(facts),
         *_port(facts),
+        *_lock(facts),
         *_engines(facts),
         *_drivers(facts),
         *_nodes(facts),
@@ -151,6 +154,32 @@ def _port(facts: Facts) -> Iterator[Check]:
         yield _pass("port", "it is free")
     else:
         yield _fail("port", facts.port_mistake, "end that program, or set server.listen")
+
+
+def _lock(facts: Facts) -> Iterator[Check]:
+    if facts.status is None or (lock := facts.status.daemon.lock) is None:
+        return
+    if lock.mistake is not None:
+        yield _fail("lock", lock.mistake, "mend that; docs/security.md tells how keys are kept")
+    elif lock.is_open:
+        said = "other machines may use all models without an API key (--insecure)"
+        yield _warn("lock", said, "inferenceosctl key add NAME, then leave --insecure out")
+    elif lock.keys:
+        yield _pass("lock", f"callers need one of {lock.keys} API keys")
+    else:
+        yield _pass("lock", "only this machine reaches the port, and needs no API key")
+    if lock.tls_expires_at is not None:
+        yield _certificate(lock.tls_expires_at - facts.now)
+
+
+def _certificate(left_s: float) -> Check:
+    remedy = "renew it; the daemon reads it again by itself"
+    if left_s <= 0:
+        ago = format_duration(-left_s // 1)
+        return _fail("certificate", f"it ended {ago} ago: no client accepts it", remedy)
+    if left_s < SHORT_S:
+        return _warn("certificate", f"it ends in {format_duration(left_s // 1)}", remedy)
+    return _pass("certificate", f"it is good for {left_s // DAY_S:.0f} days")
 
 
 def _engines(facts: Facts) -> Iterator[Check]:

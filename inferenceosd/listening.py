@@ -7,7 +7,8 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from ipaddress import ip_address
 from pathlib import Path
 
 import psutil
@@ -31,6 +32,28 @@ def listen_on(address: Listen) -> tuple[socket.socket, ...]:
             raise CannotListen(f"{address} is no address of this machine")
         opened.pop_all()
     return tuple(sockets)
+
+
+def is_local(address: Listen) -> bool:
+    """True when only this machine reaches `address`; also where it is no address at all."""
+    try:
+        found = socket.getaddrinfo(
+            address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except socket.gaierror:
+        return True
+    return all(_is_loopback(str(where[0])) for *_, where in found)
+
+
+def are_local(sockets: Iterable[socket.socket]) -> bool:
+    """True when only this machine reaches us by them."""
+    return all(
+        sock.family == socket.AF_UNIX or _is_loopback(sock.getsockname()[0]) for sock in sockets
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    return ip_address(host.partition("%")[0]).is_loopback
 
 
 def _bound(address: Listen) -> Iterator[socket.socket]:

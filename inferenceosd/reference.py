@@ -35,12 +35,12 @@ def ollama_markdown() -> str:
     return "\n".join(["| Variable | Sets |", "|---|---|", *rows])
 
 
-def help_markdown(command: click.Command, name: str) -> str:
+def help_markdown(command: click.Command, name: str, *, level: str = "##") -> str:
     """A command's --help, and its subcommands', as their readers see them."""
-    parts = [f"## `{name}`", _help(command, name)]
+    parts = [f"{level} `{name}`", _help(command, name)]
     if isinstance(command, click.Group):
         for sub_name, sub in command.commands.items():
-            parts += [f"### `{name} {sub_name}`", _help(sub, f"{name} {sub_name}")]
+            parts.append(help_markdown(sub, f"{name} {sub_name}", level=f"{level}#"))
     return "\n\n".join(parts)
 
 

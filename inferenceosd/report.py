@@ -13,7 +13,13 @@ from planners.speed import format_rate
 from proxy.admin.models import ModelsReport
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
 from proxy.admin.records import EventReport, EventsReport, Followed, LogReport
-from proxy.admin.status import DeviceReport, InstanceReport, LineReport, StatusReport
+from proxy.admin.status import (
+    DeviceReport,
+    InstanceReport,
+    LineReport,
+    LockReport,
+    StatusReport,
+)
 
 NOTHING = "-"
 UNKNOWN = "?"
@@ -26,6 +32,7 @@ def status_text(status: StatusReport, *, now: float) -> str:
     head = f"inferenceosd {daemon.version}, pid {daemon.pid}, up {up}, serving {daemon.listen}"
     return _sections(
         head,
+        _lock(daemon.lock),
         "\n".join(f"DEGRADED: {reason}" for reason in status.degraded),
         _instances(status.instances, now=now),
         _lines(status.lines),
@@ -37,6 +44,26 @@ def status_text(status: StatusReport, *, now: float) -> str:
         _broken(status.broken),
         *(f"note: {note}" for note in status.notes),
     )
+
+
+def _lock(lock: LockReport | None) -> str:
+    """What is unusual about the port's lock; "" where nothing is."""
+    if lock is None:
+        return ""
+    lines = []
+    if lock.is_open:
+        lines.append("OPEN: other machines may use all models without an API key (--insecure)")
+    elif lock.keys:
+        lines.append(f"locked: callers need one of {lock.keys} API keys")
+    if lock.tls_expires_at is not None:
+        lines.append(f"HTTPS: the certificate is good until {_date(lock.tls_expires_at)}")
+    if lock.mistake is not None:
+        lines.append(f"LOCK: {lock.mistake}")
+    return "\n".join(lines)
+
+
+def _date(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%SZ}"
 
 
 def models_text(report: ModelsReport) -> str:
@@ -137,7 +164,7 @@ def forget_text(report: ForgetReport) -> str:
 
 def _event_cells(event: EventReport) -> tuple[str, str, str, str]:
     return (
-        f"{datetime.fromtimestamp(event.at, UTC):%Y-%m-%d %H:%M:%SZ}",
+        _date(event.at),
         event.kind,
         event.model or NOTHING,
         event.reason or ", ".join(f"{k}={v}" for k, v in event.facts.items()),

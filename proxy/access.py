@@ -23,6 +23,7 @@ _STAINLESS = (
 )  # fmt: skip
 _ALLOWED_HEADERS = ",".join(
     ("Authorization", "Content-Type", "User-Agent", "Accept", "X-Requested-With", "OpenAI-Beta",
+     "X-Api-Key",
      *(f"x-stainless-{name}" for name in _STAINLESS))
 )  # fmt: skip
 _PREFLIGHT: Headers = (

@@ -7,7 +7,7 @@ import asyncio
 import re
 import socket
 from collections.abc import Awaitable, Callable
-from time import monotonic
+from time import monotonic, time
 
 import psutil
 import structlog
@@ -41,9 +41,11 @@ _STORED_PREFIX = "/v1/responses/"
 
 
 async def health(door: Door, exchange: Exchange) -> None:
-    """GET /health: the daemon serves; with counts."""
+    """GET /health: the daemon serves; with counts, for those who may call."""
+    if not exchange.is_known:
+        return await exchange.reply_json({"status": "ok"})
     running = door.service.running()
-    await exchange.reply_json(
+    return await exchange.reply_json(
         {
             "status": "ok",
             "models": len(door.service.models()),
@@ -167,6 +169,10 @@ class _App:
             await exchange.reply(verdict.status, b"", content_type=b"", headers=verdict.headers)
             return
         exchange.extra_headers += verdict.headers
+        caller = self._door.settings.gate.admit(
+            exchange.method, exchange.path, exchange.headers, now=time()
+        )
+        exchange.key_id, exchange.is_known = caller.key_id, caller.is_known
         await _route(self._door, exchange)
 
     async def _fail(self, exchange: Exchange, exc: Exception) -> str:
@@ -241,6 +247,7 @@ def _log_served(exchange: Exchange, error: str | None) -> None:
         path=exchange.path,
         status=exchange.status or CALLER_LEFT_STATUS,
         caller=exchange.caller,
+        address=exchange.address,
         error=error,
         model_id=exchange.model,
         instance_id=lease.instance_id if lease is not None else None,

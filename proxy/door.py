@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from proxy.exchange import Exchange
+from proxy.gate import OPEN_GATE, Gate
 from proxy.metrics import Metrics
 from proxy.service import Service
 from proxy.upstream import UpstreamPools
@@ -24,6 +25,8 @@ class DoorSettings:
     """What is told to Ollama's clients: plain numbers, at least 0.20."""
     serves_metrics: bool
     """Whether `/metrics` is a route of the public port."""
+    gate: Gate = OPEN_GATE
+    """Whose keys open what."""
 
 
 @dataclass(frozen=True, slots=True)

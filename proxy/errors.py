@@ -39,6 +39,8 @@ class BadRequest(ProxyError):
 
     status = 400
     code: str | None = None
+    challenge: str | None = None
+    """WWW-Authenticate of the reply, where another key would help."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         self.param = param
@@ -217,10 +219,14 @@ class Answer:
     """Numbers that go beside the message."""
     is_final: bool = False
     """Asking again would do harm: the clients of OpenAI and Anthropic heed the header."""
+    challenge: str | None = None
+    """What a key would have to be like (WWW-Authenticate, RFC 6750)."""
 
     @property
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
-        """Retry-After in whole seconds, at least 1, where there is one."""
+        """Retry-After in whole seconds, at least 1, where there is one; or the challenge."""
+        if self.challenge is not None:
+            return ((b"www-authenticate", self.challenge.encode()),)
         if self.is_final:
             return ((b"x-should-retry", b"false"),)
         if self.retry_after_s is None:
@@ -235,7 +241,10 @@ def answer(exc: Exception, dialect: Dialect) -> Answer | None:
     text = str(exc)
     match exc:
         case BadRequest():
-            return Answer(exc.status, _kind(exc.status), text, code=exc.code, param=exc.param)
+            kind, challenge = _kind(exc.status), exc.challenge
+            return Answer(
+                exc.status, kind, text, code=exc.code, param=exc.param, challenge=challenge
+            )
         case BadDuration():
             return Answer(400, _kind(400), f"keep_alive: {text}", param="keep_alive")
         case PromptTooLong():

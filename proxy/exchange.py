@@ -83,8 +83,8 @@ class Exchange:
 
     __slots__ = (
         "_receive", "_send", "dialect", "extra_headers", "finished", "first_byte_s", "framing",
-        "given_model", "headers", "last_word", "lease", "method", "model", "path", "request_id",
-        "scope", "sent_bytes", "started_s", "status", "traceparent", "usage",
+        "given_model", "headers", "is_known", "key_id", "last_word", "lease", "method", "model",
+        "path", "request_id", "scope", "sent_bytes", "started_s", "status", "traceparent", "usage",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str) -> None:
@@ -95,6 +95,8 @@ class Exchange:
         self.request_id = request_id
         self.started_s = monotonic()
         self.dialect = Dialect.OLLAMA
+        self.key_id: str | None = None
+        self.is_known = False
         self.extra_headers: list[tuple[bytes, bytes]] = [(REQUEST_ID, request_id.encode())]
         self.framing: Framing | None = None
         self.status = 0
@@ -118,7 +120,12 @@ class Exchange:
 
     @property
     def caller(self) -> str:
-        """Who asks, for a fair line: the peer's address."""
+        """Who asks, for a fair line: the key's id, else the peer's address."""
+        return self.key_id or self.address
+
+    @property
+    def address(self) -> str:
+        """The peer's address."""
         client = self.scope.get("client")
         return client[0] if client else "local"
 

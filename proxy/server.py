@@ -6,7 +6,8 @@ uvicorn's own serve() takes SIGTERM and wakes ten times a second; its parts are 
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from socket import AF_INET, AF_INET6, IPPROTO_TCP, TCP_NODELAY, socket
+from socket import AF_INET, AF_INET6, AF_UNIX, IPPROTO_TCP, TCP_NODELAY, socket
+from ssl import SSLContext
 from time import monotonic
 from typing import Any, cast
 
@@ -15,22 +16,27 @@ import uvicorn
 
 from proxy.acceptor import Acceptor
 from proxy.app import PARTING_S, ASGIApp
+from proxy.crowd import UNLIMITED, Crowd
 from proxy.protocol import PATIENT, DoorProtocol, Patience
 
 log = structlog.get_logger(__name__)
 
+HANDSHAKE_S = 10.0  # as long as for a head; asyncio's own limit is a minute
 ABORT_S = 1.0  # for tasks that were cancelled to be gone
 
 
 class DoorServer(uvicorn.Server):
     """One set of listening sockets, served inside somebody else's event loop."""
 
-    def __init__(self, app: ASGIApp, patience: Patience) -> None:
+    def __init__(
+        self, app: ASGIApp, patience: Patience, crowd: Crowd, tls: SSLContext | None
+    ) -> None:
         self._acceptors: list[Acceptor] = []
+        self._tls = tls
         super().__init__(
             uvicorn.Config(
                 app,
-                http=cast(Any, partial(DoorProtocol, patience=patience)),
+                http=cast(Any, partial(DoorProtocol, patience=patience, crowd=crowd)),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -57,7 +63,11 @@ class DoorServer(uvicorn.Server):
             server_state=self.server_state,
             app_state={},
         )
-        self._acceptors += [Acceptor(protocol, sock) for sock in sockets]
+        for sock in sockets:
+            # Who may open a Unix socket is on this machine: nobody listens in between.
+            tls = None if sock.family == AF_UNIX else self._tls
+            handshake_s = None if tls is None else HANDSHAKE_S
+            self._acceptors.append(Acceptor(protocol, sock, tls=tls, handshake_s=handshake_s))
         self.started = True
 
     async def drain(self, *, drain_s: float) -> None:
@@ -100,12 +110,15 @@ async def serve(
     started: asyncio.Event,
     drain_s: Callable[[], float],
     patience: Patience = PATIENT,
+    crowd: Crowd | None = None,
+    tls: SSLContext | None = None,
 ) -> None:
     """Serves from `started` until `stop` is set, then drains; cancelled, it ends without draining.
 
     `drain_s` is asked then: requests that still run after it end with an error in their dialect.
+    No `crowd` is one without limits, no `tls` plain HTTP.
     """
-    server = DoorServer(app, patience)
+    server = DoorServer(app, patience, Crowd(UNLIMITED) if crowd is None else crowd, tls)
     server.open(sockets)
     started.set()
     try:

@@ -37,7 +37,7 @@ from proxy.admin.records import (
     LogReport,
 )
 from proxy.admin.service import AdminService, ReloadRefused
-from proxy.admin.status import StatusReport
+from proxy.admin.status import LockReport, StatusReport
 from proxy.bodies import decoded, read_body
 from proxy.errors import BadRequest, CallerLeft, Dialect, ProxyError, UnknownModel, answer, body
 from proxy.metrics import CONTENT_TYPE
@@ -98,6 +98,7 @@ def build_admin_app(service: AdminService) -> Starlette:
         Route("/unload", _answering(service, door.unload), methods=["POST"]),
         Route("/retry", _answering(service, door.retry), methods=["POST"]),
         Route("/reload", _answering(service, door.reload), methods=["POST"]),
+        Route("/lock", _answering(service, door.lock), methods=["POST"]),
         Route("/logs", _answering(service, door.logs), methods=["GET"]),
         Route("/events", _answering(service, door.events), methods=["GET"]),
         Route("/forget", _answering(service, door.forget), methods=["POST"]),
@@ -224,6 +225,9 @@ class _Door:
 
     async def reload(self, _: Request) -> ReloadReport:
         return await self._service.reload()
+
+    async def lock(self, _: Request) -> LockReport:
+        return self._service.read_lock()
 
     async def logs(self, request: Request) -> LogReport | _Stream:
         query = request.query_params

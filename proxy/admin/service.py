@@ -8,7 +8,7 @@ from planners.outlook import Outlook
 from proxy.admin.models import ModelsReport
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
 from proxy.admin.records import EventReport, Followed, LogReport
-from proxy.admin.status import StatusReport
+from proxy.admin.status import LockReport, StatusReport
 from proxy.errors import ProxyError
 
 
@@ -71,6 +71,9 @@ class AdminService(Protocol):
 
     async def reload(self) -> ReloadReport:
         """Read the configuration again. Raises ReloadRefused."""
+
+    def read_lock(self) -> LockReport:
+        """Read API keys and certificate again; what is wrong with them is in the report."""
 
     async def log_lines(self, name: str, *, tail: int) -> LogReport:
         """The last `tail` lines of its process, or of the last one it had."""

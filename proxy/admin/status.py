@@ -144,6 +144,21 @@ class EngineReport:
 
 
 @dataclass(frozen=True, slots=True)
+class LockReport:
+    """What locks the public port."""
+
+    keys: int
+    """API keys in force, expired ones included."""
+    keys_file: str
+    is_open: bool
+    """True where other machines need no key, by --insecure."""
+    tls_expires_at: float | None
+    """UTC seconds at which the certificate ends; None for plain HTTP."""
+    mistake: str | None = None
+    """Why what the files hold now is not in force."""
+
+
+@dataclass(frozen=True, slots=True)
 class DaemonReport:
     """The daemon itself."""
 
@@ -156,6 +171,8 @@ class DaemonReport:
     state_dir: str
     has_tried_engines: bool = True
     """False while llama-servers are still being tried, just after the start."""
+    lock: LockReport | None = None
+    """None of a daemon that knows of none."""
 
 
 @dataclass(frozen=True, slots=True)

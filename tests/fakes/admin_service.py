@@ -34,7 +34,7 @@ from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryRepo
 from proxy.admin.records import EventReport, Followed, LogReport
 from proxy.admin.routes import build_admin_app
 from proxy.admin.service import ReloadRefused
-from proxy.admin.status import DaemonReport, StatusReport, status_report
+from proxy.admin.status import DaemonReport, LockReport, StatusReport, status_report
 from proxy.errors import UnknownModel
 from proxy.server import serve
 from supervisor.lease import ModelUnavailable
@@ -168,6 +168,12 @@ DAEMON = DaemonReport(
     listen="127.0.0.1:11434",
     config_file="/etc/inferenceosd/config.toml",
     state_dir="/var/lib/inferenceosd",
+    lock=LockReport(
+        keys=0,
+        keys_file="/var/lib/inferenceosd/keys.json",
+        is_open=False,
+        tls_expires_at=None,
+    ),
 )
 BROKEN = BrokenFile(
     "/models/lfs.gguf", "a git-lfs pointer, not a model: run git lfs pull", ("lfs",)
@@ -279,6 +285,10 @@ class OneModelService:
         if self.config_mistake is not None:
             raise ReloadRefused(self.config_mistake)
         return ReloadReport(changed=("qwen restarts with context 8192",), needs_restart=())
+
+    def read_lock(self) -> LockReport:
+        assert DAEMON.lock is not None
+        return DAEMON.lock
 
     async def log_lines(self, name: str, *, tail: int) -> LogReport:
         self._known(name)

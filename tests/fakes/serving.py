@@ -5,10 +5,12 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from ssl import SSLContext
 
 import httpx
 
 from proxy.app import ROUTES, build_app
+from proxy.crowd import Crowd
 from proxy.door import DoorSettings, Traces
 from proxy.metrics import Metrics
 from proxy.protocol import PATIENT, Patience
@@ -52,12 +54,17 @@ async def serving(
     drain_s: Callable[[], float] = lambda: 0.2,
     patience: Patience = PATIENT,
     traces: Callable[[Metrics], Traces] | None = None,
+    crowd: Crowd | None = None,
+    tls: SSLContext | None = None,
+    kernel_bytes: int | None = None,
 ) -> AsyncIterator[Served]:
-    """Serves `service`; ends with a drain."""
+    """Serves `service`; ends with a drain. `kernel_bytes` is what waits in a socket to be read."""
     metrics = metrics_of(service)
     listener = socket.socket()
+    if kernel_bytes is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, kernel_bytes)
     listener.bind(("127.0.0.1", 0))
-    listener.listen(128)
+    listener.listen(1024)
     port = listener.getsockname()[1]
     stop, started = asyncio.Event(), asyncio.Event()
     async with UpstreamPools(connections_per_child=8) as pools, asyncio.TaskGroup() as tasks:
@@ -65,12 +72,19 @@ async def serving(
             service, pools, settings, metrics, traces=traces(metrics) if traces else None
         )
         door = serve(
-            app, (listener,), stop=stop, started=started, drain_s=drain_s, patience=patience
+            app,
+            (listener,),
+            stop=stop,
+            started=started,
+            drain_s=drain_s,
+            patience=patience,
+            crowd=crowd,
+            tls=tls,
         )
         tasks.create_task(door)
         async with asyncio.timeout(10):
             await started.wait()
-        url = f"http://127.0.0.1:{port}"
+        url = f"http{'s' if tls else ''}://127.0.0.1:{port}"
         try:
             async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
                 yield Served(url, port, client, pools, stop, metrics)

@@ -101,3 +101,61 @@ def test_a_stranger_by_the_name_of_a_sibling_is_refused_in_one_sentence(tmp_path
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert f"the package supervisor in {tmp_path} hides the one of inferenceosd" in done.stderr
+
+
+OPEN = '[server]\nlisten = "0.0.0.0:0"\n'
+
+
+@pytest.mark.parametrize("options", [("--check",), ()], ids=["check", "start"])
+def test_a_port_that_others_reach_without_a_key_is_refused_as_a_wrong_setting(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    file = tmp_path / "open.toml"
+    file.write_text(OPEN)
+    environ = {"INFERENCEOSD_RUNTIME_DIR": str(tmp_path / "run")}
+
+    done = run(
+        "--config", str(file), "--state-dir", str(tmp_path / "state"), *options, environ=environ
+    )
+
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("inferenceosd: server.listen: 0.0.0.0:0 can be reached from elsewhere")
+
+
+def test_ollamas_variable_opens_no_port_without_a_key(right: Path) -> None:
+    done = run("--config", str(right), "--check", environ={"OLLAMA_HOST": "0.0.0.0"})
+
+    assert done.returncode == 2
+    assert "server.listen: 0.0.0.0:11434 can be reached from elsewhere" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "environ"),
+    [
+        (("--insecure",), {}),
+        ((), {"INFERENCEOSD_SERVER_INSECURE": "true"}),
+        ((), {"OLLAMA_HOST": "127.0.0.1:0"}),
+    ],
+    ids=["the option", "the variable", "Ollama's variable"],
+)
+def test_what_makes_it_right_is_right(
+    tmp_path: Path, options: tuple[str, ...], environ: dict[str, str]
+) -> None:
+    file = tmp_path / "open.toml"
+    file.write_text(OPEN)
+
+    done = run("--config", str(file), "--check", *options, environ=environ)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("key", ["tls_cert", "tls_key"])
+def test_half_of_tls_is_a_mistake_with_its_line(tmp_path: Path, key: str) -> None:
+    file = tmp_path / "half.toml"
+    file.write_text(f'[server]\n{key} = "x.pem"\n')
+
+    done = run("--config", str(file), "--check")
+
+    assert done.returncode == 2
+    assert f"{file}:2: server.{key}: it needs server.tls_" in done.stderr

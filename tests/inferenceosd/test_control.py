@@ -9,10 +9,14 @@ import pytest
 
 from inferenceosd.config import Config, Options, read_config
 from inferenceosd.control import Control, Parts
+from inferenceosd.door_lock import DoorLock
+from inferenceosd.key_file import add_key
 from inferenceosd.platform_folders import Platform
 from planners.model import ModelId
 from proxy.admin.service import ReloadRefused
 from proxy.errors import BadRequest, UnknownModel
+from proxy.gate import Management
+from proxy.keys import Scope
 from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired, Ground
 from supervisor.fleet import Fleet
@@ -29,6 +33,7 @@ class House:
 
     folder: Path
     doors: list[Config] = field(default_factory=list)
+    lock: DoorLock = field(init=False)
 
     def write(self, text: str) -> None:
         (self.folder / "config.toml").write_text(text)
@@ -51,7 +56,10 @@ class House:
             heard_bytes=lambda _: 0,
             leaving=lambda _: None,
         )
-        parts = Parts(fleet, catalogue, probe, records, metrics_of(fleet), self.doors.append)
+        self.lock = DoorLock(config, is_local=True)
+        parts = Parts(
+            fleet, catalogue, probe, records, metrics_of(fleet), self.lock, self.doors.append
+        )
         return Control(config, parts, reread=self.read, listen=["127.0.0.1:11434"])
 
 
@@ -108,13 +116,44 @@ async def test_a_wrong_file_changes_nothing_and_is_remembered(
 async def test_what_waits_for_a_new_daemon_is_told_at_each_reload_until_it_is_taken_back(
     house: House, control: Control
 ) -> None:
-    house.write('[server]\nlisten = ":1"')
+    house.write('[server]\nlisten = "127.0.0.1:1"')
     told = [(await control.reload()).needs_restart for _ in range(2)]
     house.write("")
     after = (await control.reload()).needs_restart
 
     assert told == [("server.listen",)] * 2
     assert after == ()
+
+
+async def test_a_reload_after_which_no_daemon_would_start_for_want_of_a_key_changes_nothing(
+    house: House, control: Control
+) -> None:
+    house.write('[server]\nlisten = ":11434"\nmax_body = "1MiB"')
+
+    with pytest.raises(ReloadRefused, match="no API key"):
+        await control.reload()
+
+    assert house.doors == []
+    assert control.config.listen.host == "127.0.0.1"
+
+
+async def test_a_new_key_locks_the_door_and_a_broken_file_of_keys_leaves_it_locked(
+    house: House, control: Control
+) -> None:
+    path = control.config.keys_file
+
+    add_key(path, name="laptop", scope=Scope.INFER, expires_at=None)
+    locked = control.read_lock()
+    Path(path).write_text("{")
+    broken = control.read_lock()
+    with pytest.raises(ReloadRefused, match="it is not what inferenceosctl key writes"):
+        await control.reload()
+
+    assert (locked.keys, locked.mistake) == (1, None)
+    assert broken.keys == 1
+    assert broken.mistake is not None
+    assert len(house.doors) == 2
+    assert house.lock.gate(Management.OPEN).needs_key
 
 
 async def test_status_names_the_state_folder_in_force(house: House, control: Control) -> None:

@@ -1,7 +1,6 @@
 """inferenceosd.daemon: the ground on which it runs. Its life is in tests/integration."""
 
 import os
-import resource
 import socket
 import stat
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from inferenceosd.config import Options, read_config
-from inferenceosd.daemon import MOST_DESCRIPTORS, RUN_PREFIX, claim_descriptors, clear_ground, run
+from inferenceosd.daemon import RUN_PREFIX, clear_ground, run
 
 
 @pytest.fixture
@@ -92,18 +91,6 @@ def test_the_model_folder_of_its_own_is_made(tmp_path: Path, others: tuple[str, 
 
     assert own.is_dir()
     assert not (tmp_path / "elsewhere").exists()
-
-
-def test_the_daemon_may_open_as_many_files_as_it_is_granted() -> None:
-    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
-    try:
-        claim_descriptors()
-        claimed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-    assert claimed == min(hard, MOST_DESCRIPTORS)
 
 
 def test_a_state_folder_that_cannot_be_made_is_one_line_with_the_option(

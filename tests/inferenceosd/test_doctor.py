@@ -11,7 +11,7 @@ from planners.hardware import Device, DeviceId, DeviceKind, HardwareProfile, Not
 from planners.model import BrokenFile, BrokenKind
 from planners.profile_json import decode_profile
 from planners.sizes import GIB, MIB
-from proxy.admin.status import EngineReport
+from proxy.admin.status import EngineReport, LockReport
 from supervisor.drivers import Card, Drivers, Node
 from tests.fakes.admin_service import DAEMON, STATUS
 
@@ -44,6 +44,18 @@ WELL = Facts(
     suspended_s=0.0,
     now=NOW,
 )
+
+
+def locked(
+    *,
+    keys: int,
+    is_open: bool = False,
+    tls_expires_at: float | None = None,
+    mistake: str | None = None,
+) -> Facts:
+    assert WELL.status is not None
+    lock = LockReport(keys, "/k", is_open, tls_expires_at, mistake)
+    return replace(WELL, status=replace(WELL.status, daemon=replace(DAEMON, lock=lock)))
 
 
 def drivers(*cards: Card, nodes: tuple[Node, ...] = (), loader: bool = True) -> Drivers:
@@ -114,6 +126,23 @@ SILENT = replace(
                 WELL, is_running=False, port_mistake="127.0.0.1:11434 is taken by ollama (pid 7)"
             ),
             Verdict.FAIL, "port", "ollama", "server.listen", id="a taken port",
+        ),
+        pytest.param(
+            locked(keys=0, mistake="the API keys in /k cannot be used: its mode is 0644"),
+            Verdict.FAIL, "lock", "its mode is 0644", "docs/security.md",
+            id="keys that others read",
+        ),
+        pytest.param(
+            locked(keys=0, is_open=True), Verdict.WARN, "lock", "without an API key (--insecure)",
+            "inferenceosctl key add", id="an open port",
+        ),
+        pytest.param(
+            locked(keys=1, tls_expires_at=NOW - 3600), Verdict.FAIL, "certificate",
+            "it ended 1h ago", "renew", id="a certificate that ended",
+        ),
+        pytest.param(
+            locked(keys=1, tls_expires_at=NOW + 3 * 24 * 3600), Verdict.WARN, "certificate",
+            "it ends in 72h", "renew", id="a certificate that ends soon",
         ),
         pytest.param(
             replace(WELL, status=replace(STATUS, engines=(), broken=())),
@@ -284,6 +313,24 @@ def test_sleep_that_did_no_harm_is_told(facts: Facts, sentence: str) -> None:
     (check,) = [check for check in checks(facts) if check.name == "sleep"]
 
     assert (check.verdict, check.sentence) == (Verdict.PASS, sentence)
+
+
+@pytest.mark.parametrize(
+    ("facts", "sentences"),
+    [
+        (WELL, ["only this machine reaches the port, and needs no API key"]),
+        (
+            locked(keys=2, tls_expires_at=NOW + 90 * 24 * 3600),
+            ["callers need one of 2 API keys", "it is good for 90 days"],
+        ),
+    ],
+    ids=["no keys", "keys and TLS"],
+)
+def test_a_port_that_is_locked_is_said_to_be(facts: Facts, sentences: list[str]) -> None:
+    told = [check for check in checks(facts) if check.name in ("lock", "certificate")]
+
+    assert [check.sentence for check in told] == sentences
+    assert {check.verdict for check in told} == {Verdict.PASS}
 
 
 def test_cards_that_are_well_are_named() -> None:

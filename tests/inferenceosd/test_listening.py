@@ -11,7 +11,9 @@ from inferenceosd.config_kinds import Listen
 from inferenceosd.listening import (
     CannotListen,
     address_of,
+    are_local,
     file_key,
+    is_local,
     listen_on,
     listen_privately,
 )
@@ -122,3 +124,30 @@ def test_an_address_is_shown_as_clients_write_it(
         sock.bind((host, 0))
 
         assert address_of(sock) == f"{shown}{sock.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [
+        ("127.0.0.1", True),
+        ("127.3.2.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("", False),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("203.0.113.7", False),
+        ("no such name", True),
+    ],
+)
+def test_who_reaches_an_address_is_known_before_it_is_opened(host: str, is_ours: bool) -> None:
+    assert is_local(Listen(host, 0)) is is_ours
+
+
+def test_a_unix_socket_is_reached_from_this_machine_alone(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as unix, socket.socket() as every:
+        unix.bind(str(tmp_path / "s"))
+        every.bind(("0.0.0.0", 0))
+
+        assert are_local([unix])
+        assert not are_local([unix, every])

@@ -2,11 +2,19 @@
 
 from dataclasses import replace
 
+import pytest
+
 from inferenceosd import report
 from proxy.admin.models import ModelsReport
 from proxy.admin.orders import LoadReport, ReloadReport, UnloadReport
 from proxy.admin.records import EventsReport, LogReport
-from proxy.admin.status import CallerReport, LineReport, StatusReport, instance_report
+from proxy.admin.status import (
+    CallerReport,
+    LineReport,
+    LockReport,
+    StatusReport,
+    instance_report,
+)
 from tests.fakes.admin_service import (
     DAEMON,
     EVENTS,
@@ -54,6 +62,37 @@ note: NVML: library not found"""
 
 def test_status_shows_instances_memory_devices_engines_and_what_is_broken() -> None:
     assert report.status_text(STATUS, now=NOW) == STATUS_TEXT
+
+
+@pytest.mark.parametrize(
+    ("lock", "lines"),
+    [
+        (LockReport(0, "/k", is_open=False, tls_expires_at=None), []),
+        (
+            LockReport(2, "/k", is_open=False, tls_expires_at=STARTED_AT),
+            [
+                "locked: callers need one of 2 API keys",
+                "HTTPS: the certificate is good until 2027-01-15 08:00:00Z",
+            ],
+        ),
+        (
+            LockReport(0, "/k", is_open=True, tls_expires_at=None, mistake="/k: chmod 600 it"),
+            [
+                "OPEN: other machines may use all models without an API key (--insecure)",
+                "LOCK: /k: chmod 600 it",
+            ],
+        ),
+    ],
+    ids=["as usual", "locked", "open"],
+)
+def test_status_shows_what_locks_the_port(lock: LockReport, lines: list[str]) -> None:
+    status = replace(STATUS, daemon=replace(DAEMON, lock=lock))
+
+    told = report.status_text(status, now=NOW).splitlines()
+
+    assert told[1 : told.index(next(line for line in told if "MODEL" in line))] == [
+        part for line in [lines] if line for part in ["", *line]
+    ] + [""]
 
 
 def test_status_of_a_daemon_with_nothing_says_so() -> None:

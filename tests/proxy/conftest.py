@@ -7,7 +7,13 @@ import uvloop
 from structlog.testing import LogCapture
 from structlog.typing import EventDict
 
-ON_BOTH_LOOPS = ("test_protocol.py", "test_server.py", "test_upstream.py")
+ON_BOTH_LOOPS = (
+    "test_hostile_callers.py",
+    "test_protocol.py",
+    "test_server.py",
+    "test_tls.py",
+    "test_upstream.py",
+)
 
 
 def pytest_asyncio_loop_factories(

@@ -2,61 +2,19 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from proxy.protocol import PATIENT, Patience
+from proxy.protocol import Patience
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
-from tests.fakes.serving import serving
+from tests.fakes.raw_caller import SOON_S, calling
 
 GET = b"GET /api/version HTTP/1.1\r\nHost: localhost\r\n"
 POST = b"POST /api/show HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 CHAT = json.dumps(
     {"model": "tiny", "messages": [{"role": "user", "content": "one two"}], "stream": True}
 ).encode()
-SOON_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """A connection to the server."""
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-    async def send(self, data: bytes) -> None:
-        """Sends in small parts, as far as the server takes them."""
-        try:
-            for at in range(0, len(data), 16 << 10):
-                self.writer.write(data[at : at + (16 << 10)])
-                await self.writer.drain()
-        except ConnectionError:
-            pass  # it has closed; what it said is still to be read
-
-    async def rest(self) -> bytes:
-        """All that comes until the server closes."""
-        got = b""
-        async with asyncio.timeout(SOON_S):
-            try:
-                while data := await self.reader.read(1 << 16):
-                    got += data
-            except ConnectionError:
-                pass  # closed with bytes of ours unread
-        return got
-
-
-@asynccontextmanager
-async def calling(fleet: FleetOfOne, patience: Patience = PATIENT) -> AsyncIterator[Caller]:
-    async with serving(fleet, patience=patience) as at:
-        reader, writer = await asyncio.open_connection("127.0.0.1", at.port)
-        try:
-            yield Caller(reader, writer)
-        finally:
-            writer.close()
 
 
 @pytest.fixture

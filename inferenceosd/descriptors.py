@@ -1,0 +1,28 @@
+"""Open files: how many the daemon may have, and how many callers that makes."""
+
+import resource
+from contextlib import suppress
+from dataclasses import replace
+
+from proxy.crowd import CrowdLimits
+
+MOST_DESCRIPTORS = 1 << 16  # the service unit's LimitNOFILE
+
+
+def claim_descriptors() -> None:
+    """Raise the soft limit of open files to the hard one: each caller in line takes one.
+
+    Shells grant 1024, fewer than the callers that three models may keep waiting.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(ValueError, OSError):  # macOS: no more than OPEN_MAX, whatever is granted
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def granted(crowd: CrowdLimits) -> CrowdLimits:
+    """`crowd`, as far as descriptors go: a caller takes one, and its child's connection another."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    return replace(crowd, in_all=min(crowd.in_all, most // 2))
