@@ -192,12 +192,16 @@ def event_error(event: bytes) -> str:
         return event[:200].decode(errors="replace")
 
 
-async def relay_whole(exchange: Exchange, lease: Lease, response: UpstreamResponse) -> None:
-    """Passes one JSON object, unchanged; whole, so that a child lost meanwhile can be made good."""
+async def relay_whole(exchange: Exchange, lease: Lease, response: UpstreamResponse) -> Usage | None:
+    """Passes one JSON object, unchanged; whole, so that a child lost meanwhile can be made good.
+
+    Gives what it took, where it says so.
+    """
     if response.status != 200:
         raise await refusal(response, lease)
     body = await response.read(limit_bytes=REPLY_BYTES)
     await exchange.reply(200, body, content_type=response.header(b"content-type"))
+    return _usage(body)
 
 
 async def relay_stream(
@@ -303,12 +307,16 @@ def usage_in(tail: bytes) -> Usage | None:
     """What the last event with timings in the end of a stream says; None where none does."""
     for event in reversed(tail.split(b"\n\n")):
         if b'"timings":' in event and (start := event.find(b"data: ")) >= 0:
-            try:
-                timings = _TIMED.decode(event[start + 6 :]).timings
-            except msgspec.DecodeError:
-                return None
-            return timings.usage() if timings is not None else None
+            return _usage(event[start + 6 :])
     return None
+
+
+def _usage(told: bytes) -> Usage | None:
+    try:
+        timings = _TIMED.decode(told).timings
+    except msgspec.DecodeError:
+        return None
+    return timings.usage() if timings is not None else None
 
 
 def _usages_in(events: bytes) -> list[Usage]:

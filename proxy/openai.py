@@ -1,7 +1,6 @@
 """OpenAI's routes: the child's own dialect, so requests and streams pass; the model is chosen."""
 
 import re
-from functools import partial
 
 import msgspec
 
@@ -30,6 +29,11 @@ class _Asked(msgspec.Struct):
     n_cmpl: int | None = None
     """llama-server's own name for n."""
     prompt: msgspec.Raw = ABSENT
+    logprobs: msgspec.Raw = ABSENT
+    """A flag in a chat, a number in a completion."""
+    n_probs: msgspec.Raw = ABSENT
+    """llama-server's own name for them."""
+    verbose: bool | None = None
     return_progress: bool | None = None
     keep_alive: float | str | None = None
     """Ours: as in Ollama's dialect."""
@@ -39,6 +43,7 @@ class _Asked(msgspec.Struct):
 
 MAX_PROMPTS = 256
 """In one request: they take the one slot of its lease one after another."""
+_NOTHING = (b"", b"null", b"false", b"0")
 _TOKEN_IDS = re.compile(rb"\[\s*[-0-9]")
 
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
@@ -78,7 +83,7 @@ async def embeddings(door: Door, exchange: Exchange) -> None:
     async with exchange.attended():
         await converse(
             door, exchange, Order(b"/v1/embeddings", body),
-            model=model, keep_alive_s=_keep_alive_s(asked), hear=partial(relay_whole, exchange),
+            model=model, keep_alive_s=_keep_alive_s(asked), hear=_pass(door, exchange),
             context=asked.num_ctx,
         )  # fmt: skip
 
@@ -96,13 +101,15 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
         reason = f"prompt must hold at most {MAX_PROMPTS} prompts, not {n_prompts}"
         raise BadRequest(reason, param="prompt")
     target = b"/v1/chat/completions" if chat else b"/v1/completions"
-    streams = bool(asked.stream)
-    if streams:
+    if asked.stream:
         shows_progress = bool(asked.return_progress)
         hear = _stream(door, exchange, shows_progress=shows_progress, n_prompts=n_prompts)
+        order = Order(target, body, extra=_PROGRESS)
+    elif _is_lost_in_a_stream(asked):
+        hear, order = _pass(door, exchange), Order(target, body)
     else:
         hear = _assemble(door, exchange, chat=chat, n_prompts=n_prompts)
-    order = Order(target, body, extra=_PROGRESS if streams else STREAMED)
+        order = Order(target, body, extra=STREAMED)
     async with exchange.attended():
         await converse(
             door, exchange, order, model=model, keep_alive_s=_keep_alive_s(asked), hear=hear,
@@ -163,6 +170,25 @@ def _assemble(door: Door, exchange: Exchange, *, chat: bool, n_prompts: int) -> 
         await exchange.reply(200, whole.reply())
         timings = whole.timings
         _report(door, exchange, lease, timings.usage() if timings is not None else None)
+
+    return hear
+
+
+def _is_lost_in_a_stream(asked: _Asked) -> bool:
+    """Whether llama-server (b10434) tells whole what no assembly could know from its stream.
+
+    It streams no logprobs of a token that ends no text: a part of a character, of a stop string,
+    of a tag; and none at all beside tools.
+    """
+    wants_logprobs = any(bytes(told) not in _NOTHING for told in (asked.logprobs, asked.n_probs))
+    return wants_logprobs or bool(asked.verbose)
+
+
+def _pass(door: Door, exchange: Exchange) -> Hear:
+    """What is asked unstreamed: a caller who left is noticed within a second, as a rule."""
+
+    async def hear(lease: Lease, response: UpstreamResponse) -> None:
+        _report(door, exchange, lease, await relay_whole(exchange, lease, response))
 
     return hear
 
