@@ -83,8 +83,8 @@ class Exchange:
 
     __slots__ = (
         "_receive", "_send", "dialect", "extra_headers", "finished", "first_byte_s", "framing",
-        "headers", "lease", "method", "model", "path", "request_id", "scope", "sent_bytes",
-        "started_s", "status", "traceparent", "usage",
+        "headers", "lease", "method", "model", "n_dropped", "path", "request_id", "scope",
+        "sent_bytes", "started_s", "status", "traceparent", "usage",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str) -> None:
@@ -106,6 +106,8 @@ class Exchange:
         self.usage: Usage | None = None
         self.traceparent = b""
         """Of our own span, where requests are traced."""
+        self.n_dropped: int | None = None
+        """Tokens of the prompt that were left out; None where that was not asked for."""
 
     @property
     def begun(self) -> bool:
@@ -203,6 +205,8 @@ class Exchange:
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
         headers += self.extra_headers
+        if self.n_dropped is not None:
+            headers.append((b"x-prompt-tokens-dropped", b"%d" % self.n_dropped))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _push(self, data: bytes, *, more: bool) -> None:

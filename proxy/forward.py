@@ -7,6 +7,7 @@ Leaving, however it happens, closes the upstream connection, which frees the slo
 lease back.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -52,7 +53,8 @@ class Order:
 
 
 Hear = Callable[[Lease, UpstreamResponse], Awaitable[None]]
-Check = Callable[[Lease], Awaitable[None]]
+Check = Callable[[Lease], Awaitable[Order | None]]
+"""Refuses, or gives what to send instead, where that depends on the lease."""
 
 
 async def converse(
@@ -68,7 +70,8 @@ async def converse(
 ) -> None:
     """Sends `order` under a lease and hands the reply to `hear`; again if a child is lost unheard.
 
-    `hear` may be called twice, and starts anew. `check` sees the lease first, and may refuse.
+    `hear` may be called twice, and starts anew. `check` sees the lease first, and may refuse, or
+    give another order.
     Raises LeaseError, UpstreamError, what the two raise.
     """
     for times in range(1, TRIES + 1):
@@ -81,9 +84,8 @@ async def converse(
         ) as lease:
             exchange.lease = lease
             try:
-                if check is not None:
-                    await check(lease)
-                async with _sent(door, exchange, order, lease) as response:
+                changed = None if check is None else await check(lease)
+                async with _sent(door, exchange, changed or order, lease) as response:
                     await hear(lease, response)
                 door.service.answered(lease)
                 return
@@ -154,6 +156,8 @@ class _ChildErrorReply(msgspec.Struct):
     error: _ChildError = msgspec.field(default_factory=_ChildError)
 
 
+_TOO_LARGE = re.compile(r"input \((\d+) tokens\) is too large .*batch size: (\d+)\)")
+"""llama-server's (b10434) 500 to a text over the ubatch, which for embeddings is the context."""
 _CALLERS_FAULTS = (
     " input is not supported",  # an image or audio for a model without a projector
     "Failed to parse ",  # messages, tools
@@ -176,6 +180,9 @@ async def refusal(response: UpstreamResponse, lease: Lease) -> Exception:
         return PromptTooLong(
             model=lease.model_id, n_prompt=error.n_prompt_tokens, n_ctx=error.n_ctx
         )
+    if (told_of := _TOO_LARGE.match(error.message)) is not None:
+        n_prompt, n_batch = int(told_of[1]), int(told_of[2])
+        return PromptTooLong(model=lease.model_id, n_prompt=n_prompt, n_ctx=n_batch)
     if "json.exception." in error.message:  # a wrong body, which some builds answer with 500
         return BadJson(error.message)
     message = error.message or f"llama-server answered {response.status} without a message"

@@ -1,6 +1,7 @@
 """OpenAI's routes: the child's own dialect, so requests and streams pass; the model is chosen."""
 
 import re
+from typing import Any
 
 import msgspec
 
@@ -11,10 +12,10 @@ from proxy.assemble import STREAMED, Assembly
 from proxy.bodies import decoded
 from proxy.chunks import ABSENT
 from proxy.door import Door
-from proxy.errors import BadRequest, NoEmbeddings
+from proxy.errors import BadRequest, NoEmbeddings, PromptTooLong
 from proxy.exchange import Exchange
 from proxy.forward import Check, Hear, Order, converse, refusal, relay_stream, relay_whole
-from proxy.prompt_length import Bound, Prompt
+from proxy.prompt_length import Bound, Prompt, located
 from proxy.sse import EventReader
 from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease, Usage
@@ -29,6 +30,7 @@ class _Asked(msgspec.Struct):
     n_cmpl: int | None = None
     """llama-server's own name for n."""
     prompt: msgspec.Raw = ABSENT
+    input: msgspec.Raw = ABSENT
     logprobs: msgspec.Raw = ABSENT
     """A flag in a chat, a number in a completion."""
     n_probs: msgspec.Raw = ABSENT
@@ -80,11 +82,18 @@ async def embeddings(door: Door, exchange: Exchange) -> None:
     model = _served(door, exchange, asked.model)
     if not model.info.is_embedding:
         raise NoEmbeddings(model.model_id)
+
+    async def hear(lease: Lease, response: UpstreamResponse) -> None:
+        try:
+            await relay_whole(exchange, lease, response)
+        except PromptTooLong as exc:
+            told = _decoded(asked.input)
+            raise await located(door, lease, told if isinstance(told, list) else (), exc) from exc
+
     async with exchange.attended():
         await converse(
             door, exchange, Order(b"/v1/embeddings", body),
-            model=model, keep_alive_s=_keep_alive_s(asked), hear=_pass(door, exchange),
-            context=asked.num_ctx,
+            model=model, keep_alive_s=_keep_alive_s(asked), hear=hear, context=asked.num_ctx,
         )  # fmt: skip
 
 
@@ -120,17 +129,18 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
 def _check(
     door: Door, asked: _Asked, model: ServedModel, body: bytes, *, chat: bool
 ) -> Check | None:
-    """What holds a prompt, or the longest of several, to the num_ctx of its request."""
-    if asked.num_ctx is None:
-        return None
-    if chat:
-        prompts = [Prompt(chat=body)]
-    else:
-        told = msgspec.json.decode(asked.prompt)
-        several = told if _n_prompts(asked.prompt) > 1 else [told]
-        prompts = [Prompt.of({"prompt": one}) for one in several]
+    """What holds a prompt, or each of several, to its request's num_ctx and to what is loaded."""
+    n_prompts = 1 if chat else _n_prompts(asked.prompt)
+    if asked.num_ctx is None and n_prompts == 1:
+        return None  # the child itself refuses what is too long
     name = asked.model or model.model_id
-    bounds = [Bound(door, model, name, prompt, asked.num_ctx) for prompt in prompts]
+    if n_prompts == 1:
+        told = Prompt(chat=body) if chat else Prompt.of({"prompt": _decoded(asked.prompt)})
+        return Bound(door, model, name, told, asked.num_ctx).check
+    bounds = [
+        Bound(door, model, name, Prompt.of({"prompt": one}), asked.num_ctx, place=(at, n_prompts))
+        for at, one in enumerate(_decoded(asked.prompt), 1)
+    ]
 
     async def check(lease: Lease) -> None:
         for bound in bounds:
@@ -211,6 +221,10 @@ def _entry(model: ServedModel, name: str) -> dict[str, object]:
             "size": model.size_bytes,
         },
     }
+
+
+def _decoded(told: msgspec.Raw) -> Any:
+    return msgspec.json.decode(told) if told != ABSENT else None
 
 
 def _keep_alive_s(asked: _Asked) -> float | None:
