@@ -82,6 +82,7 @@ class Config:
     """The configuration file it was read from; None where there is none."""
     listen: Listen
     max_body_bytes: int
+    keep_alive_comments_s: float
     origins: tuple[str, ...]
     serves_metrics: bool
     admin_socket: str
@@ -198,6 +199,7 @@ def _assembled(
         file=file,
         listen=values.get(keys.SERVER_LISTEN),
         max_body_bytes=values.get(keys.SERVER_MAX_BODY),
+        keep_alive_comments_s=values.get(keys.SERVER_KEEP_ALIVE_COMMENTS),
         origins=values.get(keys.SERVER_ORIGINS),
         serves_metrics=values.get(keys.SERVER_METRICS),
         admin_socket=values.get(keys.ADMIN_SOCKET) or os.path.join(runtime_dir, "admin.sock"),

@@ -67,6 +67,15 @@ SERVER_METRICS = Key(
     " it.",
     "what it tells, `/api/ps` and `/api/tags` tell too, but for counts",
 )
+SERVER_KEEP_ALIVE_COMMENTS = Key(
+    "server.keep_alive_comments",
+    finite_duration(0, DAY_S),
+    15.0,
+    "How often a stream of an OpenAI route says, by a comment, that its reply is still to come:"
+    " while its model loads, while it waits, while its prompt is read. The first one commits the"
+    " status to 200, so that an error after it is an event. 0 sends none.",
+    "proxies commonly give up after 30 to 60 s of silence",
+)
 
 # The admin socket, and folders
 ADMIN_SOCKET = Key(
@@ -354,6 +363,7 @@ CALLERS = Key(
 KEYS = any_keys(
     SERVER_LISTEN,
     SERVER_MAX_BODY,
+    SERVER_KEEP_ALIVE_COMMENTS,
     SERVER_ORIGINS,
     SERVER_METRICS,
     ADMIN_SOCKET,

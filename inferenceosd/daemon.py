@@ -354,6 +354,7 @@ class _Daemon:
             listen_is_loopback=_is_loopback(self._doors.public),
             version=config.ollama_version,
             serves_metrics=config.serves_metrics,
+            keep_alive_comments_s=config.keep_alive_comments_s,
         )
 
     def _listen_to_signals(self) -> None:

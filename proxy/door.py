@@ -22,6 +22,8 @@ class DoorSettings:
     """What is told to Ollama's clients: plain numbers, at least 0.20."""
     serves_metrics: bool
     """Whether `/metrics` is a route of the public port."""
+    keep_alive_comments_s: float = 0.0
+    """Between comments in a stream of events that has not begun; 0 is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ async def converse(
                 return
             except UpstreamGone as exc:
                 # Leased meanwhile, so that nobody else is granted the slot of a dead child.
-                is_over = times == TRIES or exchange.begun
+                is_over = times == TRIES or exchange.delivered
                 limit_s = CAUSE_S if is_over else REAPED_S
                 cause = await door.service.until_gone(lease, within_s=limit_s)
                 if is_over:
@@ -239,7 +239,7 @@ async def relay_stream(
             events = _without_progress(events)
         if not events:
             continue
-        if not exchange.begun:
+        if not exchange.delivered:
             in_prelude = False
             if events.startswith(_ERROR_EVENT_HEAD):
                 raise ChildFailed(event_error(events[6:].partition(b"\n")[0]))

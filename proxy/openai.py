@@ -16,7 +16,8 @@ from proxy.errors import BadRequest, NoEmbeddings, PromptTooLong
 from proxy.exchange import Exchange
 from proxy.forward import Check, Hear, Order, converse, refusal, relay_stream, relay_whole
 from proxy.prompt_length import Bound, Prompt, located
-from proxy.sse import EventReader
+from proxy.pulse import Pulse
+from proxy.sse import KEEP_ALIVE, EventReader
 from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease, Usage
 
@@ -119,7 +120,8 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
     else:
         hear = _assemble(door, exchange, chat=chat, n_prompts=n_prompts)
         order = Order(target, body, extra=STREAMED)
-    async with exchange.attended():
+    pulse = Pulse(KEEP_ALIVE, door.settings.keep_alive_comments_s) if asked.stream else None
+    async with exchange.attended(pulse):
         await converse(
             door, exchange, order, model=model, keep_alive_s=_keep_alive_s(asked), hear=hear,
             context=asked.num_ctx, check=_check(door, asked, model, body, chat=chat),

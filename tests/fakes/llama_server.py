@@ -690,14 +690,17 @@ class Engine:
         """One prompt's events; False where nothing may follow."""
         marks = (0, len(job.prompt)) if shows_progress else ()
         progress = [shape.progress(job, processed) for processed in marks]
-        for event in (*progress, *shape.opening()):
+        for event in progress:
             await out.event(event)
+        opening = shape.opening()  # told with the first token, as by the real one
         async for word in job.words():
             if self.stopping:  # the real one goes silent until its next ping, then closes
                 await asyncio.sleep(self.options.ping_s)
                 call.writer.close()
             if call.has_left():
                 return False
+            while opening:
+                await out.event(opening.pop())
             if job.done == FAULTS.error_at_token + 1:
                 message = "Context size has been exceeded."
                 error = {"code": 500, "message": message, "type": "server_error"}
@@ -708,7 +711,7 @@ class Engine:
                 out.end(done=False)
                 return False
             await out.event(shape.word(job, word))
-        for event in shape.closing(job):
+        for event in (*opening, *shape.closing(job)):
             await out.event(event)
         return True
 
