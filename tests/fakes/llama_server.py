@@ -188,6 +188,11 @@ def die() -> NoReturn:
     kill_self(signal.SIGKILL)
 
 
+GRAMMARS = ("grammar", "json_schema", "response_format")
+NO_GRAMMAR = "nothing"
+"""What of a grammar or a schema the fake refuses."""
+
+
 def pieces(text: str) -> list[str]:
     """`text` cut into its tokens: words with the space before them."""
     words = text.split(" ")
@@ -625,6 +630,9 @@ class Engine:
             )
             facts = {"n_prompt_tokens": n, "n_ctx": n_ctx}
             raise Refused(400, "exceed_context_size_error", message, **facts)
+        if NO_GRAMMAR in compact([asked.get(key) for key in GRAMMARS]):
+            message = "Failed to initialize samplers: failed to parse grammar"
+            raise Refused(400, "invalid_request_error", message)
         bounds = [asked.get(key) for key in ("n_predict", "max_tokens", "max_completion_tokens")]
         free = next((n for n, slot in enumerate(self.slots) if not slot.locked()), 0)
         wanted = asked.get("id_slot", -1)
