@@ -134,9 +134,10 @@ class PromptTooLong(ProxyError):
         self.model, self.n_prompt, self.n_ctx, self.place = model, n_prompt, n_ctx, place
         wanted = _roomy(n_prompt)
         super().__init__(
-            f"{self._subject()} {'fills' if n_prompt == n_ctx else 'exceeds'} the context of"
-            f" {n_ctx} tokens that {model} has; shorten it, ask for a num_ctx of {wanted}, or set"
-            f" context = {wanted} in the [[model]] of that name in the configuration"
+            f"{self._subject()} {'and a reply exceed' if n_prompt == n_ctx else 'exceeds'} the"
+            f" context of {n_ctx} tokens that {model} has; shorten it, ask for a num_ctx of"
+            f" {wanted}, or set context = {wanted} in the [[model]] of that name in the"
+            " configuration"
         )
 
     def _subject(self) -> str:

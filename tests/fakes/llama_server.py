@@ -68,6 +68,7 @@ class Faults:
     last_words: str = ""  # a key of LOAD_ENDS: it prints that, and exits with 1, where it would die
     cut_at_byte: int = -1  # closes the connection there instead, and lives
     garbage: bool = False  # answers completions with what is no HTTP
+    chop_bytes: int = 0  # cuts a stream into pieces of that size, wherever that is
     error_at_token: int = -1  # sends an error event in its place and ends the stream
     end_at_token: int = -1  # ends the stream there, cleanly and without a word
     hang_decode: bool = False  # takes completions and never answers
@@ -489,8 +490,13 @@ class Body:
                 self.writer.close()
                 return
         self.sent += len(data)
-        self.writer.write(b"%x\r\n" % len(data) + data + b"\r\n")
-        await self.writer.drain()
+        size = FAULTS.chop_bytes or len(data)
+        for at in range(0, len(data), size):
+            piece = data[at : at + size]
+            self.writer.write(b"%x\r\n" % len(piece) + piece + b"\r\n")
+            await self.writer.drain()
+            if FAULTS.chop_bytes:
+                await asyncio.sleep(0)  # so that pieces arrive as such
 
     def end(self, *, done: bool) -> None:
         """[DONE] where the route has one, and the last chunk."""

@@ -73,7 +73,7 @@ async def test_a_prompt_that_fills_the_context_leaves_no_room_for_a_reply(tmp_pa
         ]
 
     assert full.status_code == 400
-    assert "the prompt of 256 tokens fills the context of 256 tokens" in full.text
+    assert "the prompt of 256 tokens and a reply exceed the context of 256 tokens" in full.text
     assert (short.status_code, short.json()["choices"][0]["finish_reason"]) == (200, "length")
 
 
