@@ -171,6 +171,18 @@ class NumCtxExceeded(PromptTooLong):
         )
 
 
+class InfillTooLong(PromptTooLong):
+    """A gap's prefix or suffix has more tokens than an infill reads of it."""
+
+    def __init__(self, *, model: str, side: str, n_prompt: int, most: int) -> None:
+        super().__init__(model=model, n_prompt=n_prompt, n_ctx=most)
+        self.side = side
+        self.args = (
+            f"the {side} of {n_prompt} tokens exceeds the {most} tokens that {model} reads on that"
+            " side of a gap, a part of the batch that it is loaded with; send what is next to it",
+        )
+
+
 def _roomy(n_prompt: int) -> int:
     """A context for such a prompt: the next power of two with room for a reply."""
     return 1 << max(n_prompt + 1, 256).bit_length()

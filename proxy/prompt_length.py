@@ -10,7 +10,7 @@ import msgspec
 
 from planners.model import ServedModel
 from proxy.door import Door
-from proxy.errors import NumCtxExceeded, PromptTooLong
+from proxy.errors import InfillTooLong, NumCtxExceeded, PromptTooLong
 from proxy.forward import ask
 from supervisor.lease import Lease
 
@@ -118,6 +118,48 @@ class Bound:
         added = len((self.model.info.chat_template or "").encode()) if self.prompt.chat else 0
         sent = len(self.prompt.chat) + sum(len(text.encode()) for text in self.prompt.texts)
         return self.prompt.n_ids + sent + added <= n_ctx
+
+
+@dataclass(frozen=True, slots=True)
+class Infill:
+    """What stands around a gap.
+
+    Of the prefix llama-server (b10434, format_prompt_infill) reads the end, three quarters of its
+    batch, and of the suffix the beginning, a quarter less two tokens, and says nothing of the rest.
+    """
+
+    prefix: str
+    suffix: str
+
+    async def check(self, door: Door, lease: Lease) -> None:
+        """Raises InfillTooLong where a part would not be read, ChildRefused, UpstreamError."""
+        for side, n_tokens, most in await self._over(door, lease):
+            raise InfillTooLong(model=lease.model_id, side=side, n_prompt=n_tokens, most=most)
+
+    async def n_dropped(self, door: Door, lease: Lease) -> int:
+        """How many tokens would not be read. Raises ChildRefused, UpstreamError."""
+        return sum(n_tokens - most for _, n_tokens, most in await self._over(door, lease))
+
+    async def _over(self, door: Door, lease: Lease) -> list[tuple[str, int, int]]:
+        """Each side that is too long: its name, its tokens, and the most that are read."""
+        n_batch = _n_batch(door, lease)
+        if n_batch is None:
+            return []  # its child is gone, which what is sent next will tell
+        quarter = n_batch // 4
+        over: list[tuple[str, int, int]] = []
+        for side, text, most in (
+            ("prefix", self.prefix, 3 * quarter),
+            ("suffix", self.suffix, max(0, quarter - 2)),
+        ):
+            if len(text.encode()) > most:
+                n_tokens = len(await token_ids(door, lease, text, add_special=False))
+                over += [(side, n_tokens, most)] if n_tokens > most else []
+        return over
+
+
+def _n_batch(door: Door, lease: Lease) -> int | None:
+    running = door.service.running()
+    return next((s.plan.n_batch for s in running if s.instance_id == lease.instance_id), None)
 
 
 async def located(

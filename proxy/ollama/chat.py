@@ -24,7 +24,7 @@ from proxy.ollama.requests import (
     read_chat,
     read_generate,
 )
-from proxy.prompt_length import RENDERED, Bound, Prompt, rendered, token_ids
+from proxy.prompt_length import RENDERED, Bound, Infill, Prompt, rendered, token_ids
 from proxy.truncation import shortened_chat, shortened_text
 from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease
@@ -156,12 +156,23 @@ class _Turn:
         )
         n_ctx = options.n_ctx
         check: Check | None = None
-        if self.common.truncate and target != INFILL:
+        if target == INFILL:
+            check = partial(self._check_infill, told, n_ctx)
+        elif self.common.truncate:
             check = partial(self._shortened, target, told, options)
         elif n_ctx is not None:
             bound = Bound(self.door, self.model, self.common.model, Prompt.of(told), n_ctx)
             check = bound.check
         return await self._converse(target, told, answering.hear, context=n_ctx, check=check)
+
+    async def _check_infill(self, told: dict[str, object], n_ctx: int | None, lease: Lease) -> None:
+        """Raises InfillTooLong, unless its prompt may be cut; NumCtxExceeded."""
+        infill = Infill(prefix=str(told["input_prefix"]), suffix=str(told["input_suffix"]))
+        if self.common.truncate:
+            self.exchange.n_dropped = await infill.n_dropped(self.door, lease)
+            return
+        await infill.check(self.door, lease)
+        await Bound(self.door, self.model, self.common.model, Prompt.of(told), n_ctx).check(lease)
 
     async def _shortened(
         self, target: bytes, told: dict[str, object], options: Options, lease: Lease

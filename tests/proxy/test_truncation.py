@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fakes.real_engine import child_client, engine
+from tests.fakes.chat_templates import with_numbers
+from tests.fakes.real_engine import child_client, engine, quickstart_model
 from tests.fakes.tiny_models import tiny_models, write
 
 pytestmark = pytest.mark.llama
@@ -166,3 +167,33 @@ async def test_texts_to_embed_lose_their_ends(tmp_path: Path, options: dict[str,
     for ours, theirs in zip(cut.json()["embeddings"], short.json()["embeddings"], strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4)
     assert old.status_code == 400
+
+
+FIM = {f"tokenizer.ggml.fim_{name}_token_id": 5 + n for n, name in enumerate(("pre", "suf", "mid"))}
+
+
+@pytest.mark.parametrize(
+    ("n_prefix", "n_suffix", "says"),
+    [
+        (384, 126, ""),
+        (385, 9, "the prefix of 385 tokens exceeds the 384 tokens that smollm2 reads"),
+        (9, 127, "the suffix of 127 tokens exceeds the 126 tokens that smollm2 reads"),
+    ],
+    ids=["both fit", "prefix", "suffix"],
+)
+async def test_what_stands_around_a_gap_is_cut_only_where_that_is_asked_for(
+    tmp_path: Path, n_prefix: int, n_suffix: int, says: str
+) -> None:
+    path = with_numbers(quickstart_model(), FIM, tmp_path / "fim.gguf")
+    told: dict[str, Any] = {"model": "smollm2", "options": GREEDY, "stream": False}
+    told |= {"prompt": " a" * n_prefix, "suffix": " b" * n_suffix}
+    async with engine(tmp_path, path=path, more=("-b", "512")) as (_, at):
+        plain = await at.client.post("/api/generate", json=told)
+        cut = await at.client.post("/api/generate", json={**told, "truncate": True})
+
+    n_over = max(0, n_prefix - 384) + max(0, n_suffix - 126)
+    n_read = n_prefix + n_suffix - n_over + 3
+    assert plain.status_code == (400 if says else 200)
+    assert says in plain.text
+    assert cut.json()["prompt_tokens_dropped"] == n_over
+    assert abs(cut.json()["prompt_eval_count"] - n_read) <= 4
