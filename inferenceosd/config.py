@@ -87,6 +87,7 @@ class Config:
     """The configuration file it was read from; None where there is none."""
     listen: Listen
     max_body_bytes: int
+    keep_alive_comments_s: float
     origins: tuple[str, ...]
     serves_metrics: bool
     ui: bool
@@ -219,6 +220,7 @@ def _assembled(
         file=file,
         listen=values.get(server_keys.SERVER_LISTEN),
         max_body_bytes=values.get(server_keys.SERVER_MAX_BODY),
+        keep_alive_comments_s=values.get(server_keys.SERVER_KEEP_ALIVE_COMMENTS),
         origins=values.get(server_keys.SERVER_ORIGINS),
         serves_metrics=values.get(server_keys.SERVER_METRICS),
         ui=values.get(server_keys.SERVER_UI),

@@ -10,6 +10,7 @@ from planners.view import Observed
 
 _SECTIONS = {
     "max_body_bytes": "server.max_body",
+    "keep_alive_comments_s": "server.keep_alive_comments",
     "origins": "server.origins",
     "serves_metrics": "server.metrics",
     "ui": "server.ui",

@@ -20,6 +20,7 @@ from inferenceosd.config_kinds import (
 )
 from inferenceosd.config_server_keys import (
     SERVER_INSECURE,
+    SERVER_KEEP_ALIVE_COMMENTS,
     SERVER_KEYS,
     SERVER_LISTEN,
     SERVER_MANAGE,
@@ -343,6 +344,7 @@ CALLERS = Key(
 KEYS = any_keys(
     SERVER_LISTEN,
     SERVER_MAX_BODY,
+    SERVER_KEEP_ALIVE_COMMENTS,
     SERVER_ORIGINS,
     SERVER_METRICS,
     SERVER_UI,

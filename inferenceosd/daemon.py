@@ -379,6 +379,7 @@ class _Daemon:
             version=config.ollama_version,
             serves_metrics=config.serves_metrics,
             gate=self._doors.lock.gate(config.management),
+            keep_alive_comments_s=config.keep_alive_comments_s,
         )
 
     def _listen_to_signals(self) -> None:

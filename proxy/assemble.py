@@ -170,8 +170,7 @@ class _Part:
 
     def message(self) -> dict[str, object]:
         """As a chat's message."""
-        message: dict[str, object] = {"role": "assistant"}
-        message["content"] = self.text.joined() if self.text or not self.tools else None
+        message: dict[str, object] = {"role": "assistant", "content": self.text.joined()}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning.joined()
         if self.tools:

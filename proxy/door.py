@@ -27,6 +27,8 @@ class DoorSettings:
     """Whether `/metrics` is a route of the public port."""
     gate: Gate = OPEN_GATE
     """Whose keys open what."""
+    keep_alive_comments_s: float = 0.0
+    """Between comments in a stream of events that has not begun; 0 is none."""
 
 
 @dataclass(frozen=True, slots=True)

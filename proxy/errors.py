@@ -122,26 +122,66 @@ class NotCapable(BadRequest):
 
 
 class PromptTooLong(ProxyError):
-    """The prompt has more tokens than a slot holds."""
+    """The prompt has more tokens than a slot holds, or leaves no room there for a reply."""
 
-    def __init__(self, *, model: str, n_prompt: int, n_ctx: int) -> None:
-        self.model, self.n_prompt, self.n_ctx = model, n_prompt, n_ctx
+    def __init__(
+        self, *, model: str, n_prompt: int, n_ctx: int, place: tuple[int, int] | None = None
+    ) -> None:
+        self.model, self.n_prompt, self.n_ctx, self.place = model, n_prompt, n_ctx, place
+        wanted = _roomy(n_prompt)
         super().__init__(
-            f"the prompt of {n_prompt} tokens exceeds the context of {n_ctx} tokens that {model}"
-            " has; shorten it, or raise context for the model in the configuration"
+            f"{self._subject()} {'and a reply exceed' if n_prompt == n_ctx else 'exceeds'} the"
+            f" context of {n_ctx} tokens that {model} has; shorten it, ask for a num_ctx of"
+            f" {wanted}, or set context = {wanted} in the [[model]] of that name in the"
+            " configuration"
         )
+
+    def _subject(self) -> str:
+        """The prompt; of several, which."""
+        if self.place is None:
+            return f"the prompt of {self.n_prompt} tokens"
+        return f"prompt {self.place[0]} of {self.place[1]}, of {self.n_prompt} tokens,"
+
+    def at(self, place: tuple[int, int], *, n_prompt: int) -> "PromptTooLong":
+        """The same, of one of several prompts: its number, from 1, and how many there are."""
+        return PromptTooLong(model=self.model, n_prompt=n_prompt, n_ctx=self.n_ctx, place=place)
 
 
 class NumCtxExceeded(PromptTooLong):
     """The prompt has more tokens than its own request asked a context for."""
 
-    def __init__(self, *, model: str, n_prompt: int, n_ctx: int, n_loaded: int) -> None:
-        super().__init__(model=model, n_prompt=n_prompt, n_ctx=n_ctx)
+    def __init__(
+        self,
+        *,
+        model: str,
+        n_prompt: int,
+        n_ctx: int,
+        n_loaded: int,
+        place: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__(model=model, n_prompt=n_prompt, n_ctx=n_ctx, place=place)
         self.n_loaded = n_loaded
         self.args = (
-            f"the prompt of {n_prompt} tokens exceeds the num_ctx of {n_ctx} tokens that its"
+            f"{self._subject()} exceeds the num_ctx of {n_ctx} tokens that its"
             f" request asks for; raise num_ctx ({model} is loaded with {n_loaded}), or shorten it",
         )
+
+
+class InfillTooLong(PromptTooLong):
+    """A gap's prefix or suffix has more tokens than an infill reads of it."""
+
+    def __init__(self, *, model: str, side: str, n_prompt: int, most: int) -> None:
+        super().__init__(model=model, n_prompt=n_prompt, n_ctx=most)
+        self.side = side
+        self.args = (
+            f"the {side} of {n_prompt} tokens exceeds the {most} tokens that {model} reads on that"
+            " side of a gap, a part of the batch that it is loaded with; send what is next to it",
+        )
+
+
+def _roomy(n_prompt: int) -> int:
+    """A context for such a prompt: the next power of two with room for a reply."""
+    return 1 << max(n_prompt + 1, 256).bit_length()
 
 
 class ChildRefused(ProxyError):
@@ -249,6 +289,8 @@ def answer(exc: Exception, dialect: Dialect) -> Answer | None:
             return Answer(400, _kind(400), f"keep_alive: {text}", param="keep_alive")
         case PromptTooLong():
             facts = {"n_prompt_tokens": exc.n_prompt, "n_ctx": exc.n_ctx}
+            if exc.place is not None:
+                facts["index"] = exc.place[0] - 1
             return Answer(400, _kind(400), text, code="context_length_exceeded", facts=facts)
         case ChildRefused():
             return Answer(exc.status, _kind(exc.status), text, code=exc.kind)

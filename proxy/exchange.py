@@ -18,6 +18,7 @@ from proxy import errors
 from proxy.bodies import read_body
 from proxy.errors import Answer, CallerLeft, Dialect
 from proxy.protocol import LEAVING, Leaving
+from proxy.pulse import Beats, Pulse
 from proxy.request_id import HEADER as REQUEST_ID
 from supervisor.lease import Lease, Usage
 
@@ -29,6 +30,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 JSON = b"application/json; charset=utf-8"
 TEXT = b"text/plain; charset=utf-8"
 TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")  # W3C trace context
+_BODY = "http.response.body"
 
 
 class Framing(Enum):
@@ -41,10 +43,10 @@ class Framing(Enum):
 class Attended:
     """The block of Exchange.attended: cancelled from outside, as asyncio.timeout does it."""
 
-    __slots__ = ("_exchange", "_has_left", "_n_cancelling", "_task")
+    __slots__ = ("_exchange", "_has_left", "_n_cancelling", "_pulse", "_task")
 
-    def __init__(self, exchange: "Exchange") -> None:
-        self._exchange = exchange
+    def __init__(self, exchange: "Exchange", pulse: Pulse | None) -> None:
+        self._exchange, self._pulse = exchange, pulse
         self._has_left = False
 
     async def __aenter__(self) -> None:
@@ -52,6 +54,8 @@ class Attended:
         assert task is not None
         self._task, self._n_cancelling = task, task.cancelling()
         self._leaving.listen(self._cut)
+        if self._pulse is not None and self._pulse.every_s > 0:
+            self._exchange.keep_alive(self._pulse)
 
     async def __aexit__(
         self,
@@ -60,6 +64,7 @@ class Attended:
         trace: TracebackType | None,
     ) -> None:
         self._leaving.listen(None)
+        await self._exchange.fall_silent()
         if not self._has_left:
             return
         is_ours_alone = self._task.uncancel() <= self._n_cancelling
@@ -82,9 +87,10 @@ class Exchange:
     """A request being answered. Exactly one of `reply`, or `begin` … `finish`, happens."""
 
     __slots__ = (
-        "_receive", "_send", "dialect", "extra_headers", "finished", "first_byte_s", "framing",
-        "given_model", "headers", "is_known", "key_id", "last_word", "lease", "method", "model",
-        "path", "request_id", "scope", "sent_bytes", "started_s", "status", "traceparent", "usage",
+        "_beats", "_receive", "_send", "delivered", "dialect", "extra_headers", "finished",
+        "first_byte_s", "framing", "given_model", "headers", "is_known", "key_id", "last_word",
+        "lease", "method", "model", "n_dropped", "path", "request_id", "scope", "sent_bytes",
+        "started_s", "status", "traceparent", "usage",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str) -> None:
@@ -112,10 +118,15 @@ class Exchange:
         """Of our own span, where requests are traced."""
         self.last_word: Callable[[Answer], bytes] | None = None
         """How a stream that has begun words an error, where the dialect's event is not enough."""
+        self.delivered = False
+        """True once a part of the reply was sent: nothing can be resent then."""
+        self._beats: Beats | None = None
+        self.n_dropped: int | None = None
+        """Tokens of the prompt that were left out; None where that was not asked for."""
 
     @property
     def begun(self) -> bool:
-        """True once the caller was told a status: nothing can be resent then."""
+        """True once the caller was told a status: an error can only be the last event then."""
         return self.status != 0
 
     @property
@@ -154,14 +165,41 @@ class Exchange:
         """The whole request body. Raises BodyTooLarge, CallerLeft."""
         return await read_body(self._receive, self.headers, limit_bytes=limit_bytes)
 
-    def attended(self) -> "Attended":
-        """A block cut short with CallerLeft when the caller closes; the body was read before."""
-        return Attended(self)
+    def attended(self, pulse: Pulse | None = None) -> "Attended":
+        """A block cut short with CallerLeft when the caller closes; the body was read before.
+
+        Until the reply begins, `pulse` tells the caller of a stream of events that it is coming.
+        """
+        return Attended(self, pulse)
+
+    def keep_alive(self, pulse: Pulse) -> None:
+        """Begins to send `pulse`, for as long as the block of `attended` has said nothing."""
+
+        async def send() -> None:
+            if not self.begun:
+                await self._begin(Framing.SSE)
+            self.sent_bytes += len(pulse.data)
+            await self._send({"type": _BODY, "body": pulse.data, "more_body": True})
+
+        self._beats = Beats(send, every_s=pulse.every_s)
+
+    async def _speak(self) -> None:
+        """Ends the pulse."""
+        if self._beats is not None:
+            beats, self._beats = self._beats, None
+            await beats.stop()
+
+    async def fall_silent(self) -> None:
+        """Ends the pulse of a block that is left, however it is."""
+        if self._beats is not None:
+            beats, self._beats = self._beats, None
+            await beats.abort()
 
     async def reply(
         self, status: int, body: bytes, *, content_type: bytes = JSON, headers: Headers = ()
     ) -> None:
         """The whole reply at once."""
+        await self._speak()
         fixed = []
         if status != 204:  # whose length is none by definition
             fixed.append((b"content-length", str(len(body)).encode()))
@@ -176,7 +214,13 @@ class Exchange:
         await self.reply(status, msgspec.json.encode(value))
 
     async def begin(self, framing: Framing) -> None:
-        """The head of a streamed reply; no cache or proxy on the way may hold it back."""
+        """The head of a streamed reply, unless a pulse was first."""
+        await self._speak()
+        if not self.begun:
+            await self._begin(framing)
+
+    async def _begin(self, framing: Framing) -> None:
+        """No cache or proxy on the way may hold it back."""
         self.framing = framing
         await self._start(
             200,
@@ -217,10 +261,15 @@ class Exchange:
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
         headers += self.extra_headers
+        if self.n_dropped is not None:
+            headers.append((b"x-prompt-tokens-dropped", b"%d" % self.n_dropped))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _push(self, data: bytes, *, more: bool) -> None:
+        if self._beats is not None:
+            await self._speak()
+        self.delivered = True
         if self.first_byte_s is None:
             self.first_byte_s = monotonic() - self.started_s
         self.sent_bytes += len(data)
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        await self._send({"type": _BODY, "body": data, "more_body": more})

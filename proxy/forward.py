@@ -7,6 +7,7 @@ Leaving, however it happens, closes the upstream connection, which frees the slo
 lease back.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -53,8 +54,9 @@ class Order:
     """The Content-Type of a body that is no JSON: it goes as it is, to whichever slot is free."""
 
 
-Hear = Callable[[Lease, UpstreamResponse], Awaitable[None]]
-Check = Callable[[Lease], Awaitable[None]]
+Hear = Callable[[Lease, UpstreamResponse], Awaitable[object]]
+Check = Callable[[Lease], Awaitable[Order | None]]
+"""Refuses, or gives what to send instead, where that depends on the lease."""
 
 
 async def converse(
@@ -70,7 +72,8 @@ async def converse(
 ) -> None:
     """Sends `order` under a lease and hands the reply to `hear`; again if a child is lost unheard.
 
-    `hear` may be called twice, and starts anew. `check` sees the lease first, and may refuse.
+    `hear` may be called twice, and starts anew. `check` sees the lease first, and may refuse, or
+    give another order.
     Raises LeaseError, UpstreamError, what the two raise.
     """
     for times in range(1, TRIES + 1):
@@ -83,15 +86,14 @@ async def converse(
         ) as lease:
             exchange.lease = lease
             try:
-                if check is not None:
-                    await check(lease)
-                async with _sent(door, exchange, order, lease) as response:
+                changed = None if check is None else await check(lease)
+                async with _sent(door, exchange, changed or order, lease) as response:
                     await hear(lease, response)
                 door.service.answered(lease)
                 return
             except UpstreamGone as exc:
                 # Leased meanwhile, so that nobody else is granted the slot of a dead child.
-                is_over = times == TRIES or exchange.begun
+                is_over = times == TRIES or exchange.delivered
                 limit_s = CAUSE_S if is_over else REAPED_S
                 cause = await door.service.until_gone(lease, within_s=limit_s)
                 if is_over:
@@ -159,6 +161,8 @@ class _ChildErrorReply(msgspec.Struct):
     error: _ChildError = msgspec.field(default_factory=_ChildError)
 
 
+_TOO_LARGE = re.compile(r"input \((\d+) tokens\) is too large .*batch size: (\d+)\)")
+"""llama-server's (b10434) 500 to a text over the ubatch, which for embeddings is the context."""
 _CALLERS_FAULTS = (
     " input is not supported",  # an image or audio for a model without a projector
     "Failed to parse ",  # messages, tools
@@ -181,6 +185,9 @@ async def refusal(response: UpstreamResponse, lease: Lease) -> Exception:
         return PromptTooLong(
             model=lease.model_id, n_prompt=error.n_prompt_tokens, n_ctx=error.n_ctx
         )
+    if (told_of := _TOO_LARGE.match(error.message)) is not None:
+        n_prompt, n_batch = int(told_of[1]), int(told_of[2])
+        return PromptTooLong(model=lease.model_id, n_prompt=n_prompt, n_ctx=n_batch)
     if "json.exception." in error.message:  # a wrong body, which some builds answer with 500
         return BadJson(error.message)
     message = error.message or f"llama-server answered {response.status} without a message"
@@ -197,12 +204,16 @@ def event_error(event: bytes) -> str:
         return event[:200].decode(errors="replace")
 
 
-async def relay_whole(exchange: Exchange, lease: Lease, response: UpstreamResponse) -> None:
-    """Passes one JSON object, unchanged; whole, so that a child lost meanwhile can be made good."""
+async def relay_whole(exchange: Exchange, lease: Lease, response: UpstreamResponse) -> Usage | None:
+    """Passes one JSON object, unchanged; whole, so that a child lost meanwhile can be made good.
+
+    Gives what it took, where it says so.
+    """
     if response.status != 200:
         raise await refusal(response, lease)
     body = await response.read(limit_bytes=REPLY_BYTES)
     await exchange.reply(200, body, content_type=response.header(b"content-type"))
+    return _usage(body)
 
 
 async def relay_stream(
@@ -233,7 +244,7 @@ async def relay_stream(
             events = _without_progress(events)
         if not events:
             continue
-        if not exchange.begun:
+        if not exchange.delivered:
             in_prelude = False
             if events.startswith(_ERROR_EVENT_HEAD):
                 raise ChildFailed(event_error(events[6:].partition(b"\n")[0]))
@@ -308,12 +319,16 @@ def usage_in(tail: bytes) -> Usage | None:
     """What the last event with timings in the end of a stream says; None where none does."""
     for event in reversed(tail.split(b"\n\n")):
         if b'"timings":' in event and (start := event.find(b"data: ")) >= 0:
-            try:
-                timings = _TIMED.decode(event[start + 6 :]).timings
-            except msgspec.DecodeError:
-                return None
-            return timings.usage() if timings is not None else None
+            return _usage(event[start + 6 :])
     return None
+
+
+def _usage(told: bytes) -> Usage | None:
+    try:
+        timings = _TIMED.decode(told).timings
+    except msgspec.DecodeError:
+        return None
+    return timings.usage() if timings is not None else None
 
 
 def _usages_in(events: bytes) -> list[Usage]:

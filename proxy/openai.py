@@ -1,7 +1,7 @@
 """OpenAI's routes: the child's own dialect, so requests and streams pass; the model is chosen."""
 
 import re
-from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -13,12 +13,13 @@ from proxy.assemble import STREAMED, Assembly
 from proxy.bodies import decoded
 from proxy.chunks import ABSENT
 from proxy.door import Door
-from proxy.errors import BadRequest
+from proxy.errors import BadRequest, PromptTooLong
 from proxy.exchange import Exchange
 from proxy.forward import Check, Hear, Order, converse, refusal, relay_stream, relay_whole
 from proxy.media import check_media
-from proxy.prompt_length import Bound, Prompt
-from proxy.sse import EventReader
+from proxy.prompt_length import Bound, Prompt, located
+from proxy.pulse import Pulse
+from proxy.sse import KEEP_ALIVE, EventReader
 from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease, Usage
 
@@ -32,6 +33,12 @@ class _Asked(msgspec.Struct):
     n_cmpl: int | None = None
     """llama-server's own name for n."""
     prompt: msgspec.Raw = ABSENT
+    input: msgspec.Raw = ABSENT
+    logprobs: msgspec.Raw = ABSENT
+    """A flag in a chat, a number in a completion."""
+    n_probs: msgspec.Raw = ABSENT
+    """llama-server's own name for them."""
+    verbose: bool | None = None
     return_progress: bool | None = None
     keep_alive: float | str | None = None
     """Ours: as in Ollama's dialect."""
@@ -43,6 +50,7 @@ class _Asked(msgspec.Struct):
 
 MAX_PROMPTS = 256
 """In one request: they take the one slot of its lease one after another."""
+_NOTHING = (b"", b"null", b"false", b"0")
 _TOKEN_IDS = re.compile(rb"\[\s*[-0-9]")
 
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
@@ -77,11 +85,18 @@ async def embeddings(door: Door, exchange: Exchange) -> None:
     body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
     asked = decoded(body, _ASKED)
     model = names.embedder(_served(door, exchange, asked.model))
+
+    async def hear(lease: Lease, response: UpstreamResponse) -> None:
+        try:
+            await relay_whole(exchange, lease, response)
+        except PromptTooLong as exc:
+            told = _decoded(asked.input)
+            raise await located(door, lease, told if isinstance(told, list) else (), exc) from exc
+
     async with exchange.attended():
         await converse(
             door, exchange, Order(b"/v1/embeddings", body),
-            model=model, keep_alive_s=_keep_alive_s(asked), hear=partial(relay_whole, exchange),
-            context=asked.num_ctx,
+            model=model, keep_alive_s=_keep_alive_s(asked), hear=hear, context=asked.num_ctx,
         )  # fmt: skip
 
 
@@ -100,14 +115,17 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
     if chat:
         check_media(body)
     target = b"/v1/chat/completions" if chat else b"/v1/completions"
-    streams = bool(asked.stream)
-    if streams:
+    if asked.stream:
         shows_progress = bool(asked.return_progress)
         hear = _stream(door, exchange, shows_progress=shows_progress, n_prompts=n_prompts)
+        order = Order(target, body, extra=_PROGRESS)
+    elif _is_lost_in_a_stream(asked):
+        hear, order = _pass(door, exchange), Order(target, body)
     else:
         hear = _assemble(door, exchange, chat=chat, n_prompts=n_prompts)
-    order = Order(target, body, extra=_PROGRESS if streams else STREAMED)
-    async with exchange.attended():
+        order = Order(target, body, extra=STREAMED)
+    pulse = Pulse(KEEP_ALIVE, door.settings.keep_alive_comments_s) if asked.stream else None
+    async with exchange.attended(pulse):
         await converse(
             door, exchange, order, model=model, keep_alive_s=_keep_alive_s(asked), hear=hear,
             context=asked.num_ctx, check=_check(door, asked, model, body, chat=chat),
@@ -117,17 +135,18 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
 def _check(
     door: Door, asked: _Asked, model: ServedModel, body: bytes, *, chat: bool
 ) -> Check | None:
-    """What holds a prompt, or the longest of several, to the num_ctx of its request."""
-    if asked.num_ctx is None:
-        return None
-    if chat:
-        prompts = [Prompt(chat=body)]
-    else:
-        told = msgspec.json.decode(asked.prompt)
-        several = told if n_prompts_in(asked.prompt) > 1 else [told]
-        prompts = [Prompt.of({"prompt": one}) for one in several]
+    """What holds a prompt, or each of several, to its request's num_ctx and to what is loaded."""
+    n_prompts = 1 if chat else n_prompts_in(asked.prompt)
+    if asked.num_ctx is None and n_prompts == 1:
+        return None  # the child itself refuses what is too long
     name = asked.model or model.model_id
-    bounds = [Bound(door, model, name, prompt, asked.num_ctx) for prompt in prompts]
+    if n_prompts == 1:
+        told = Prompt(chat=body) if chat else Prompt.of({"prompt": _decoded(asked.prompt)})
+        return Bound(door, model, name, told, asked.num_ctx).check
+    bounds = [
+        Bound(door, model, name, Prompt.of({"prompt": one}), asked.num_ctx, place=(at, n_prompts))
+        for at, one in enumerate(_decoded(asked.prompt), 1)
+    ]
 
     async def check(lease: Lease) -> None:
         for bound in bounds:
@@ -171,6 +190,25 @@ def _assemble(door: Door, exchange: Exchange, *, chat: bool, n_prompts: int) -> 
     return hear
 
 
+def _is_lost_in_a_stream(asked: _Asked) -> bool:
+    """Whether llama-server (b10434) tells whole what no assembly could know from its stream.
+
+    It streams no logprobs of a token that ends no text: a part of a character, of a stop string,
+    of a tag; and none at all beside tools.
+    """
+    wants_logprobs = any(bytes(told) not in _NOTHING for told in (asked.logprobs, asked.n_probs))
+    return wants_logprobs or bool(asked.verbose)
+
+
+def _pass(door: Door, exchange: Exchange) -> Hear:
+    """What is asked unstreamed: a caller who left is noticed within a second, as a rule."""
+
+    async def hear(lease: Lease, response: UpstreamResponse) -> None:
+        _report(door, exchange, lease, await relay_whole(exchange, lease, response))
+
+    return hear
+
+
 def _served(door: Door, exchange: Exchange, name: str | None) -> ServedModel:
     if not (name or exchange.given_model):
         raise BadRequest("model is required", param="model")
@@ -190,6 +228,10 @@ def _entry(model: ServedModel, name: str) -> dict[str, object]:
             "size": model.size_bytes,
         },
     }
+
+
+def _decoded(told: msgspec.Raw) -> Any:
+    return msgspec.json.decode(told) if told != ABSENT else None
 
 
 def _keep_alive_s(asked: _Asked) -> float | None:

@@ -1,16 +1,16 @@
-"""Bounds a request's prompt to the context it asks for, where its child has more.
+"""Counts prompts as their child does, and refuses what is over the context of a request.
 
 The child counts the tokens; it is asked only where the prompt is so long that it may be too long.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from planners.model import ServedModel
 from proxy.door import Door
-from proxy.errors import NumCtxExceeded
+from proxy.errors import InfillTooLong, NumCtxExceeded, PromptTooLong
 from proxy.forward import ask
 from supervisor.lease import Lease
 
@@ -29,6 +29,20 @@ TOKENS = msgspec.json.Decoder(_Tokens)
 """Of /tokenize's reply."""
 
 
+async def rendered(door: Door, lease: Lease, chat: bytes) -> str:
+    """A chat's body as the model reads it. Raises ChildRefused, UpstreamError."""
+    return (await ask(door, lease, RENDERED, target=b"/apply-template", body=chat)).prompt
+
+
+async def token_ids(
+    door: Door, lease: Lease, text: str, *, add_special: bool = True
+) -> tuple[int, ...]:
+    """A text as the model reads it. Raises ChildRefused, UpstreamError."""
+    told = {"content": text, "add_special": add_special, "parse_special": True}
+    body = msgspec.json.encode(told)
+    return (await ask(door, lease, TOKENS, target=b"/tokenize", body=body)).tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """What the child is to read: a chat to be rendered, or texts and token ids."""
@@ -37,6 +51,8 @@ class Prompt:
     """A body with `messages`; empty where there is none."""
     texts: tuple[str, ...] = ()
     n_ids: int = 0
+    begins: bool = True
+    """Whether the first text is a prompt's beginning, where the model may have a token for that."""
 
     @classmethod
     def of(cls, told: Mapping[str, object]) -> "Prompt":
@@ -46,8 +62,20 @@ class Prompt:
         prompt = told.get("prompt", "")
         parts = prompt if isinstance(prompt, list) else [prompt]
         parts = [*parts, told.get("input_prefix", ""), told.get("input_suffix", "")]
-        texts = tuple(part for part in parts if isinstance(part, str))
-        return cls(texts=texts, n_ids=len(parts) - len(texts))
+        ids = [part for part in parts if not isinstance(part, str)]
+        texts = tuple(part for part in parts if isinstance(part, str) and part)
+        return cls(texts=texts, n_ids=len(ids), begins=isinstance(parts[0], str))
+
+    async def tokens_over(self, door: Door, lease: Lease, *, n_ctx: int) -> int | None:
+        """How many tokens it has, where that is more than n_ctx. Raises what the child refuses."""
+        texts = (await rendered(door, lease, self.chat),) if self.chat else self.texts
+        if self.n_ids + sum(len(text.encode()) for text in texts) <= n_ctx:
+            return None  # a token is a byte at least
+        n_prompt = self.n_ids
+        for at, text in enumerate(texts):
+            add_special = self.begins and at == 0
+            n_prompt += len(await token_ids(door, lease, text, add_special=add_special))
+        return n_prompt if n_prompt > n_ctx else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,33 +87,90 @@ class Bound:
     name: str
     """The model as its caller calls it."""
     prompt: Prompt
-    n_ctx: int
+    n_ctx: int | None
+    """None is what is loaded."""
+    place: tuple[int, int] | None = None
+    """Of several prompts: its number, from 1, and how many there are."""
 
     async def check(self, lease: Lease) -> None:
-        """Raises NumCtxExceeded, ChildRefused, UpstreamError."""
-        if self.n_ctx >= lease.context or self._is_surely_short():
-            return  # more than is loaded is refused by the child itself
-        texts = self.prompt.texts
-        if self.prompt.chat:
-            body = self.prompt.chat
-            rendered = await ask(self.door, lease, RENDERED, target=b"/apply-template", body=body)
-            texts = (rendered.prompt,)
-        n_prompt = self.prompt.n_ids + sum(len(text.encode()) for text in texts)
-        if n_prompt <= self.n_ctx:  # a token is a byte at least
-            return
-        n_prompt = self.prompt.n_ids
-        for text in texts:
-            told = {"content": text, "add_special": True, "parse_special": True}
-            body = msgspec.json.encode(told)
-            counted = await ask(self.door, lease, TOKENS, target=b"/tokenize", body=body)
-            n_prompt += len(counted.tokens)
-        if n_prompt > self.n_ctx:
-            raise NumCtxExceeded(
-                model=self.name, n_prompt=n_prompt, n_ctx=self.n_ctx, n_loaded=lease.context
-            )
+        """Raises PromptTooLong, NumCtxExceeded, ChildRefused, UpstreamError."""
+        if self.n_ctx is not None and self.n_ctx < lease.context:
+            n_prompt = await self._tokens_over(lease, self.n_ctx)
+            if n_prompt is not None:
+                raise NumCtxExceeded(
+                    model=self.name, n_prompt=n_prompt, n_ctx=self.n_ctx, n_loaded=lease.context,
+                    place=self.place,
+                )  # fmt: skip
+        elif self.place is not None:  # one alone that is too long is refused by the child itself
+            n_prompt = await self._tokens_over(lease, lease.context - 1)
+            if n_prompt is not None:
+                raise PromptTooLong(
+                    model=self.name, n_prompt=n_prompt, n_ctx=lease.context, place=self.place
+                )
 
-    def _is_surely_short(self) -> bool:
+    async def _tokens_over(self, lease: Lease, n_ctx: int) -> int | None:
+        if self._is_surely_short(n_ctx):
+            return None
+        return await self.prompt.tokens_over(self.door, lease, n_ctx=n_ctx)
+
+    def _is_surely_short(self, n_ctx: int) -> bool:
         """Whether what is sent and what a template may add are fewer bytes than n_ctx."""
         added = len((self.model.info.chat_template or "").encode()) if self.prompt.chat else 0
         sent = len(self.prompt.chat) + sum(len(text.encode()) for text in self.prompt.texts)
-        return self.prompt.n_ids + sent + added <= self.n_ctx
+        return self.prompt.n_ids + sent + added <= n_ctx
+
+
+@dataclass(frozen=True, slots=True)
+class Infill:
+    """What stands around a gap.
+
+    Of the prefix llama-server (b10434, format_prompt_infill) reads the end, three quarters of its
+    batch, and of the suffix the beginning, a quarter less two tokens, and says nothing of the rest.
+    """
+
+    prefix: str
+    suffix: str
+
+    async def check(self, door: Door, lease: Lease) -> None:
+        """Raises InfillTooLong where a part would not be read, ChildRefused, UpstreamError."""
+        for side, n_tokens, most in await self._over(door, lease):
+            raise InfillTooLong(model=lease.model_id, side=side, n_prompt=n_tokens, most=most)
+
+    async def n_dropped(self, door: Door, lease: Lease) -> int:
+        """How many tokens would not be read. Raises ChildRefused, UpstreamError."""
+        return sum(n_tokens - most for _, n_tokens, most in await self._over(door, lease))
+
+    async def _over(self, door: Door, lease: Lease) -> list[tuple[str, int, int]]:
+        """Each side that is too long: its name, its tokens, and the most that are read."""
+        n_batch = _n_batch(door, lease)
+        if n_batch is None:
+            return []  # its child is gone, which what is sent next will tell
+        quarter = n_batch // 4
+        over: list[tuple[str, int, int]] = []
+        for side, text, most in (
+            ("prefix", self.prefix, 3 * quarter),
+            ("suffix", self.suffix, max(0, quarter - 2)),
+        ):
+            if len(text.encode()) > most:
+                n_tokens = len(await token_ids(door, lease, text, add_special=False))
+                over += [(side, n_tokens, most)] if n_tokens > most else []
+        return over
+
+
+def _n_batch(door: Door, lease: Lease) -> int | None:
+    running = door.service.running()
+    return next((s.plan.n_batch for s in running if s.instance_id == lease.instance_id), None)
+
+
+async def located(
+    door: Door, lease: Lease, inputs: Sequence[object], exc: PromptTooLong
+) -> PromptTooLong:
+    """`exc`, told of one of several texts to embed, with which of them it is; else as it is."""
+    if len(inputs) < 2:
+        return exc
+    for number, told in enumerate(inputs, 1):
+        prompt = Prompt.of({"prompt": told})
+        n_prompt = await prompt.tokens_over(door, lease, n_ctx=exc.n_ctx)
+        if n_prompt is not None:
+            return exc.at((number, len(inputs)), n_prompt=n_prompt)
+    return exc

@@ -4,6 +4,8 @@ from proxy.errors import UpstreamBroken
 
 EVENT_BYTES = 64 << 20  # the last event of /completion holds the whole prompt
 DONE = b"[DONE]"
+KEEP_ALIVE = b": the reply is not begun yet\n\n"
+"""A comment, which readers of events pass over."""
 
 
 class WholeEvents:

@@ -78,6 +78,7 @@ class Answering:
             load_ns=round((lease.granted_at_s - self.exchange.started_s) * 1e9),
             started_s=self.exchange.started_s,
             context=context,
+            n_dropped=self.exchange.n_dropped,
         )
         calls = reading.tool_calls()
         if not self.common.stream:

@@ -12,7 +12,7 @@ from proxy import names
 from proxy.door import Door
 from proxy.errors import BadRequest
 from proxy.exchange import Exchange
-from proxy.forward import Check, Hear, Order, ask, converse, whole_reply
+from proxy.forward import Check, Hear, Order, converse, whole_reply
 from proxy.ollama.answering import Answering, ContextOf
 from proxy.ollama.options import Options
 from proxy.ollama.replies import EMPTY, Writer, json_string
@@ -24,7 +24,8 @@ from proxy.ollama.requests import (
     read_chat,
     read_generate,
 )
-from proxy.prompt_length import RENDERED, TOKENS, Bound, Prompt
+from proxy.prompt_length import RENDERED, Bound, Infill, Prompt, rendered, token_ids
+from proxy.truncation import shortened_chat, shortened_text
 from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease
 
@@ -86,8 +87,8 @@ async def _generate(turn: "_Turn", request: GenerateRequest, options: Options) -
     if not request.context:
         return await turn.ask(CHAT, as_chat, options, context_of)
     # What goes on from token ids has no messages: it is rendered here and sent as ids and text.
-    rendered = await turn.rendered(as_chat)
-    told = plain | {"prompt": [*request.context, rendered]}
+    text = await turn.rendered(as_chat)
+    told = plain | {"prompt": [*request.context, text]}
     return await turn.ask(COMPLETION, told, options, context_of)
 
 
@@ -152,11 +153,37 @@ class _Turn:
             is_chat_route=target == CHAT,
             context_of=context_of,
         )
-        check = None
-        if (n_ctx := options.n_ctx) is not None:
+        n_ctx = options.n_ctx
+        check: Check | None = None
+        if target == INFILL:
+            check = partial(self._check_infill, told, n_ctx)
+        elif self.common.truncate:
+            check = partial(self._shortened, target, told, options)
+        elif n_ctx is not None:
             bound = Bound(self.door, self.model, self.common.model, Prompt.of(told), n_ctx)
             check = bound.check
         return await self._converse(target, told, answering.hear, context=n_ctx, check=check)
+
+    async def _check_infill(self, told: dict[str, object], n_ctx: int | None, lease: Lease) -> None:
+        """Raises InfillTooLong, unless its prompt may be cut; NumCtxExceeded."""
+        infill = Infill(prefix=str(told["input_prefix"]), suffix=str(told["input_suffix"]))
+        if self.common.truncate:
+            self.exchange.n_dropped = await infill.n_dropped(self.door, lease)
+            return
+        await infill.check(self.door, lease)
+        await Bound(self.door, self.model, self.common.model, Prompt.of(told), n_ctx).check(lease)
+
+    async def _shortened(
+        self, target: bytes, told: dict[str, object], options: Options, lease: Lease
+    ) -> Order:
+        """What is sent of a prompt that may be cut. Raises as what cuts it does."""
+        if target == CHAT:
+            short = await shortened_chat(self.door, lease, told, n_ctx=options.n_ctx)
+        else:
+            n_keep = options.n_keep
+            short = await shortened_text(self.door, lease, told, n_keep=n_keep, n_ctx=options.n_ctx)
+        self.exchange.n_dropped = short.n_dropped
+        return Order(target, msgspec.json.encode(short.told))
 
     async def rendered(self, told: dict[str, object]) -> str:
         """The prompt as the model reads it: a chat in its template, or the text as it is."""
@@ -201,8 +228,6 @@ async def _context(
     door: Door, as_chat: bytes, before: tuple[int, ...], lease: Lease, text: bytes
 ) -> tuple[int, ...]:
     """The ids of all so far: what came before, the prompt as rendered, and the reply."""
-    rendered = await ask(door, lease, RENDERED, target=b"/apply-template", body=as_chat)
-    content = rendered.prompt + msgspec.json.decode(text, type=str)
-    told = {"content": content, "add_special": not before, "parse_special": True}
-    body = msgspec.json.encode(told)
-    return before + (await ask(door, lease, TOKENS, target=b"/tokenize", body=body)).tokens
+    prompt = await rendered(door, lease, as_chat)
+    text_so_far = prompt + msgspec.json.decode(text, type=str)
+    return before + await token_ids(door, lease, text_so_far, add_special=not before)

@@ -10,11 +10,13 @@ import msgspec
 from planners.model import ServedModel
 from proxy import names
 from proxy.door import Door
-from proxy.errors import BadRequest
+from proxy.errors import BadRequest, PromptTooLong
 from proxy.exchange import Exchange
 from proxy.forward import Order, converse, whole_reply
 from proxy.ollama.fields import read_object
 from proxy.ollama.options import read_options
+from proxy.prompt_length import Bound, Prompt, located
+from proxy.truncation import shortened_inputs
 from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease
 
@@ -44,6 +46,27 @@ class _Embedded:
     load_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What is to be embedded, and how."""
+
+    model: ServedModel
+    name: str
+    texts: list[str]
+    keep_alive_s: float | None
+    n_ctx: int | None
+    truncates: bool
+
+    def bounds(self, door: Door) -> list[Bound]:
+        """What holds the texts to the request's num_ctx."""
+        count = len(self.texts)
+        return [
+            Bound(door, self.model, self.name, Prompt(texts=(text,)), self.n_ctx,
+                  place=(at, count) if count > 1 else None)
+            for at, text in enumerate(self.texts, 1)
+        ]  # fmt: skip
+
+
 async def embed(door: Door, exchange: Exchange) -> None:
     """POST /api/embed."""
     fields = read_object(await _body(door, exchange), "EmbedRequest")
@@ -57,22 +80,25 @@ async def embed(door: Door, exchange: Exchange) -> None:
             wanted = names.embedder(model).model_id
             await door.service.load(wanted, keep_alive_s=keep_alive_s, context=n_ctx)
             return await exchange.reply_json({"model": name, "embeddings": []})
-        embedded = await _embedded(door, exchange, model, texts, keep_alive_s, n_ctx)
-        return await exchange.reply_json(
-            {
-                "model": name,
-                "embeddings": [unit_vector(vector, dimensions) for vector in embedded.vectors],
-                "total_duration": round((monotonic() - exchange.started_s) * 1e9),
-                "load_duration": max(1, round(embedded.load_s * 1e9)),
-                "prompt_eval_count": embedded.prompt_tokens,
-            }
-        )
+        wish = _Wish(model, name, texts, keep_alive_s, n_ctx, fields.flag("truncate"))
+        embedded = await _embedded(door, exchange, wish)
+        told: dict[str, object] = {
+            "model": name,
+            "embeddings": [unit_vector(vector, dimensions) for vector in embedded.vectors],
+            "total_duration": round((monotonic() - exchange.started_s) * 1e9),
+            "load_duration": max(1, round(embedded.load_s * 1e9)),
+            "prompt_eval_count": embedded.prompt_tokens,
+        }
+        if exchange.n_dropped is not None:
+            told["prompt_tokens_dropped"] = exchange.n_dropped
+        return await exchange.reply_json(told)
 
 
 async def embeddings(door: Door, exchange: Exchange) -> None:
     """POST /api/embeddings."""
     fields = read_object(await _body(door, exchange), "EmbeddingRequest")
     name, prompt, keep_alive_s = fields.text("model"), fields.text("prompt"), fields.keep_alive_s()
+    truncates = fields.flag("truncate")
     if not name:
         raise BadRequest("model is required")
     model = names.served(door, exchange, name, unknown=_UNKNOWN.format(name))
@@ -80,7 +106,8 @@ async def embeddings(door: Door, exchange: Exchange) -> None:
         if not prompt:
             await door.service.load(names.embedder(model).model_id, keep_alive_s=keep_alive_s)
             return await exchange.reply_json({"embedding": []})
-        embedded = await _embedded(door, exchange, model, [prompt], keep_alive_s)
+        wish = _Wish(model, name, [prompt], keep_alive_s, n_ctx=None, truncates=truncates)
+        embedded = await _embedded(door, exchange, wish)
         return await exchange.reply_json({"embedding": embedded.vectors[0]})
 
 
@@ -105,32 +132,39 @@ def _texts(told: object) -> list[str]:
     return texts
 
 
-async def _embedded(
-    door: Door,
-    exchange: Exchange,
-    model: ServedModel,
-    texts: list[str],
-    keep_alive_s: float | None,
-    n_ctx: int | None = None,
-) -> _Embedded:
+async def _embedded(door: Door, exchange: Exchange, wish: _Wish) -> _Embedded:
     got: list[_Embedded] = []
 
+    async def check(lease: Lease) -> Order | None:
+        if wish.truncates:
+            inputs, exchange.n_dropped = await shortened_inputs(
+                door, lease, wish.texts, n_ctx=wish.n_ctx
+            )
+            return _order(inputs)
+        if wish.n_ctx is not None and wish.n_ctx < lease.context:
+            for bound in wish.bounds(door):
+                await bound.check(lease)
+        return None
+
     async def hear(lease: Lease, response: UpstreamResponse) -> None:
-        reply = await whole_reply(lease, response, _REPLY)
+        try:
+            reply = await whole_reply(lease, response, _REPLY)
+        except PromptTooLong as exc:
+            raise await located(door, lease, wish.texts, exc) from exc
         rows = sorted(reply.data, key=lambda row: row.index)
         load_s = lease.granted_at_s - exchange.started_s
         got.append(
             _Embedded(tuple(row.embedding for row in rows), reply.usage.prompt_tokens, load_s)
         )
 
-    body = msgspec.json.encode({"input": texts, "encoding_format": "float"})
     await converse(
-        door,
-        exchange,
-        Order(b"/v1/embeddings", body),
-        model=names.embedder(model),
-        keep_alive_s=keep_alive_s,
-        hear=hear,
-        context=n_ctx,
-    )
+        door, exchange, _order(wish.texts),
+        model=names.embedder(wish.model), keep_alive_s=wish.keep_alive_s, hear=hear,
+        context=wish.n_ctx, check=check,
+    )  # fmt: skip
     return got[-1]
+
+
+def _order(inputs: Sequence[object]) -> Order:
+    body = msgspec.json.encode({"input": inputs, "encoding_format": "float"})
+    return Order(b"/v1/embeddings", body)

@@ -18,6 +18,8 @@ class Options:
     """llama-server's names and values; both of its completion routes understand them."""
     n_ctx: int | None
     """Tokens asked for, prompt and reply together; None leaves it to us."""
+    n_keep: int
+    """Tokens that stay at a prompt's beginning where the prompt may be cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ def read_options(told: Mapping[str, Any]) -> Options:
     if stop:
         sampling.append(("stop", stop))
     n_ctx = launch.get("num_ctx", 0)
-    return Options(sampling=tuple(sampling), n_ctx=n_ctx if n_ctx > 0 else None)
+    n_keep = max(0, _whole("num_keep", values.get("num_keep", _SAMPLERS["num_keep"].default)))
+    return Options(tuple(sampling), n_ctx=n_ctx if n_ctx > 0 else None, n_keep=n_keep)
 
 
 def _number(name: str, value: object, kind: type[int] | type[float]) -> float:

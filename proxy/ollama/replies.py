@@ -51,6 +51,8 @@ class Ending:
     started_s: float
     """Monotonic; when the request came in."""
     context: tuple[int, ...] = ()
+    n_dropped: int | None = None
+    """Tokens of the prompt that were left out; None where that was not asked for."""
 
     def members(self) -> bytes:
         """`"done":true,…`; zeros are left out, as Go's omitempty does."""
@@ -64,6 +66,8 @@ class Ending:
             "eval_duration": round(timings.predicted_ms * 1e6),
         }
         told = {key: value for key, value in told.items() if value}
+        if self.n_dropped is not None:
+            told["prompt_tokens_dropped"] = self.n_dropped
         context = b',"context":' + msgspec.json.encode(self.context) if self.context else b""
         reason = json_string(self.reason)
         return b'"done":true,"done_reason":%b%b,%b' % (

@@ -26,7 +26,8 @@ class Common:
     """A JSON schema, "json", or None."""
     logprobs: bool
     top_logprobs: int
-    shift: bool
+    truncate: bool
+    """Only where it is asked for outright: left out, nothing is dropped."""
     render_only: bool
     told_options: dict[str, Any]
 
@@ -114,7 +115,7 @@ def _common(fields: Fields) -> Common:
         format=fields.value("format") or None,
         logprobs=fields.flag("logprobs"),
         top_logprobs=top_logprobs,
-        shift=fields.flag("shift", default=True),
+        truncate=fields.flag("truncate"),
         render_only=fields.flag("_debug_render_only"),
         told_options=fields.mapping("options"),
     )

@@ -1,4 +1,4 @@
-"""Copies of a model's file with another chat template: the same weights, another form of reply."""
+"""Copies of a model's file with another chat template, or more metadata, and the same weights."""
 
 import json
 import shutil
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 _KEY = b"tokenizer.chat_template"
-_TEXT = 8
+_PADDING = b"general.description"
+_U32, _TEXT = 4, 8
 _ALIGNMENT = 32
 _HEAD_BYTES = 16 << 20  # the quickstart model's header is 1.7 MB
 
@@ -115,6 +116,23 @@ def with_template(model: Path, template: str, to: Path) -> Path:
             copy.write(head[:at] + struct.pack("<Q", len(text)) + text)
             file.seek(at + 8 + n_bytes)
             shutil.copyfileobj(file, copy, 1 << 20)
+    return to
+
+
+def with_numbers(model: Path, numbers: dict[str, int], to: Path) -> Path:
+    """`to`, a copy of the GGUF file `model` whose metadata has `numbers` too."""
+    pairs = b"".join(
+        struct.pack("<Q", len(key)) + key.encode() + struct.pack("<II", _U32, value)
+        for key, value in numbers.items()
+    )
+    empty = struct.pack("<Q", len(_PADDING)) + _PADDING + struct.pack("<IQ", _TEXT, 0)
+    blanks = -len(pairs + empty) % _ALIGNMENT
+    padding = empty[:-8] + struct.pack("<Q", blanks) + b" " * blanks
+    with model.open("rb") as file, to.open("wb") as copy:
+        copy.write(file.read(16))
+        (n_pairs,) = struct.unpack("<Q", file.read(8))
+        copy.write(struct.pack("<Q", n_pairs + len(numbers) + 1) + pairs + padding)
+        shutil.copyfileobj(file, copy, 1 << 20)
     return to
 
 

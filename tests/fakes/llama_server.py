@@ -69,6 +69,7 @@ class Faults:
     last_words: str = ""  # a key of LOAD_ENDS: it prints that, and exits with 1, where it would die
     cut_at_byte: int = -1  # closes the connection there instead, and lives
     garbage: bool = False  # answers completions with what is no HTTP
+    chop_bytes: int = 0  # cuts a stream into pieces of that size, wherever that is
     error_at_token: int = -1  # sends an error event in its place and ends the stream
     end_at_token: int = -1  # ends the stream there, cleanly and without a word
     hang_decode: bool = False  # takes completions and never answers
@@ -187,6 +188,11 @@ def die() -> NoReturn:
     if FAULTS.last_words:
         fail(LOAD_ENDS[FAULTS.last_words])
     kill_self(signal.SIGKILL)
+
+
+GRAMMARS = ("grammar", "json_schema", "response_format")
+NO_GRAMMAR = "nothing"
+"""What of a grammar or a schema the fake refuses."""
 
 
 def pieces(text: str) -> list[str]:
@@ -485,8 +491,13 @@ class Body:
                 self.writer.close()
                 return
         self.sent += len(data)
-        self.writer.write(b"%x\r\n" % len(data) + data + b"\r\n")
-        await self.writer.drain()
+        size = FAULTS.chop_bytes or len(data)
+        for at in range(0, len(data), size):
+            piece = data[at : at + size]
+            self.writer.write(b"%x\r\n" % len(piece) + piece + b"\r\n")
+            await self.writer.drain()
+            if FAULTS.chop_bytes:
+                await asyncio.sleep(0)  # so that pieces arrive as such
 
     def end(self, *, done: bool) -> None:
         """[DONE] where the route has one, and the last chunk."""
@@ -626,6 +637,9 @@ class Engine:
             )
             facts = {"n_prompt_tokens": n, "n_ctx": n_ctx}
             raise Refused(400, "exceed_context_size_error", message, **facts)
+        if NO_GRAMMAR in compact([asked.get(key) for key in GRAMMARS]):
+            message = "Failed to initialize samplers: failed to parse grammar"
+            raise Refused(400, "invalid_request_error", message)
         bounds = [asked.get(key) for key in ("n_predict", "max_tokens", "max_completion_tokens")]
         free = next((n for n, slot in enumerate(self.slots) if not slot.locked()), 0)
         wanted = asked.get("id_slot", -1)
@@ -691,14 +705,17 @@ class Engine:
         """One prompt's events; False where nothing may follow."""
         marks = (0, len(job.prompt)) if shows_progress else ()
         progress = [shape.progress(job, processed) for processed in marks]
-        for event in (*progress, *shape.opening()):
+        for event in progress:
             await out.event(event)
+        opening = shape.opening()  # told with the first token, as by the real one
         async for word in job.words():
             if self.stopping:  # the real one goes silent until its next ping, then closes
                 await asyncio.sleep(self.options.ping_s)
                 call.writer.close()
             if call.has_left():
                 return False
+            while opening:
+                await out.event(opening.pop())
             if job.done == FAULTS.error_at_token + 1:
                 message = "Context size has been exceeded."
                 error = {"code": 500, "message": message, "type": "server_error"}
@@ -709,7 +726,7 @@ class Engine:
                 out.end(done=False)
                 return False
             await out.event(shape.word(job, word))
-        for event in shape.closing(job):
+        for event in (*opening, *shape.closing(job)):
             await out.event(event)
         return True
 

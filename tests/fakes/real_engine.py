@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -10,7 +11,7 @@ from planners.gguf import parse_model
 from supervisor.quickstart import packaged_engine, quickstart_model_dir
 from tests.fakes.chat_templates import with_template
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
-from tests.fakes.serving import Served, serving
+from tests.fakes.serving import SETTINGS, Served, serving
 
 HEAD_BYTES = 16 << 20  # this model's header is 1.7 MB
 
@@ -22,6 +23,7 @@ async def engine(
     n_ctx: int = 1024,
     template: str | None = None,
     path: Path | None = None,
+    ui: bool = False,
     more: tuple[str, ...] = (),
 ) -> AsyncIterator[tuple[FleetOfOne, Served]]:
     """On the CPU. `template` instead of the model's own; `path` of another model; `more` flags."""
@@ -35,12 +37,12 @@ async def engine(
     variables = [f"{key}={value}" for key, value in packaged.env]
     argv = (
         "env", "GGML_VK_VISIBLE_DEVICES=", *variables, str(packaged.path),
-        "--device", "none", "--fit", "off", "--no-ui", "-lv", "4", "-b", "256", "-ub", "64", *more,
+        "--device", "none", "--fit", "off", "-lv", "4", "-b", "256", "-ub", "64", *more,
     )  # fmt: skip
     model = served_model(model_id="smollm2", path=str(path), info=info)
     async with (
         fleet_of_one(folder, model=model, argv=argv, n_ctx=n_ctx) as fleet,
-        serving(fleet) as at,
+        serving(fleet, settings=replace(SETTINGS, ui=ui)) as at,
     ):
         yield fleet, at
 

@@ -42,7 +42,7 @@ def test_texts_and_reasoning_are_joined_as_they_were_written() -> None:
     assert told == {"role": "assistant", "content": 'a "quoted"\n', "reasoning_content": "h\u00e9m"}
 
 
-def test_tool_calls_are_joined_by_their_index_and_leave_no_text() -> None:
+def test_tool_calls_are_joined_by_their_index_and_leave_the_text_empty() -> None:
     def piece(index: int, arguments: str, **more: object) -> dict[str, object]:
         return {"index": index, "function": {"arguments": arguments, **more}}
 
@@ -53,7 +53,7 @@ def test_tool_calls_are_joined_by_their_index_and_leave_no_text() -> None:
         delta(tool_calls=[piece(0, '"Oslo"}')]),
     )
 
-    assert told["content"] is None
+    assert told["content"] == ""
     assert told["tool_calls"] == [
         {"type": "function", "id": "c1", "function": {"name": "f", "arguments": '{"city":"Oslo"}'}},
         {"type": "function", "id": "c2", "function": {"name": "g", "arguments": "{}"}},

@@ -2,58 +2,25 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from planners.gguf import parse_model
-from supervisor.quickstart import packaged_engine, quickstart_model_dir
-from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
-from tests.fakes.serving import SETTINGS, Served, serving
+from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one
+from tests.fakes.real_engine import child_client, engine
 
 pytestmark = pytest.mark.llama
 
 MESSAGES = [{"role": "user", "content": "Say hello."}]
 GREEDY = {"model": "smollm2", "messages": MESSAGES, "temperature": 0, "seed": 1, "max_tokens": 12}
-HEAD_BYTES = 16 << 20  # this model's header is 1.7 MB
 SOON_S = 20.0
-
-
-@asynccontextmanager
-async def engine(
-    folder: Path, *, n_ctx: int = 1024, ui: bool = False, more: tuple[str, ...] = ()
-) -> AsyncIterator[tuple[FleetOfOne, Served]]:
-    """The proxy before the real engine, on the CPU."""
-    packaged, models = packaged_engine(), quickstart_model_dir()
-    assert packaged is not None, "the quickstart's engine is missing: make test installs it"
-    assert models is not None, "the quickstart's model is missing: make test installs it"
-    (path,) = models.glob("*.gguf")
-    with path.open("rb") as file:
-        info = parse_model(file.read(HEAD_BYTES), file_bytes=path.stat().st_size)
-    variables = [f"{key}={value}" for key, value in packaged.env]
-    argv = (
-        "env", "GGML_VK_VISIBLE_DEVICES=", *variables, str(packaged.path),
-        "--device", "none", "--fit", "off", "-lv", "4", "-b", "256", "-ub", "64", *more,
-    )  # fmt: skip
-    model = served_model(model_id="smollm2", path=str(path), info=info)
-    async with (
-        fleet_of_one(folder, model=model, argv=argv, n_ctx=n_ctx) as fleet,
-        serving(fleet, settings=replace(SETTINGS, ui=ui)) as at,
-    ):
-        yield fleet, at
 
 
 async def straight(fleet: FleetOfOne, path: str, told: dict[str, Any]) -> Any:
     """The child's own reply: an object, or the list of a stream's events."""
-    assert fleet.child is not None
-    transport = httpx.AsyncHTTPTransport(uds=fleet.child.socket_path)
-    async with httpx.AsyncClient(transport=transport, base_url="http://child") as client:
-        reply = await client.post(path, json=told, timeout=60)
+    async with child_client(fleet) as client:
+        reply = await client.post(path, json=told)
     if not told.get("stream"):
         return reply.json()
     events = [event.removeprefix("data: ") for event in reply.text.split("\n\n") if event]
@@ -67,36 +34,6 @@ def shape(value: Any) -> Any:
     if isinstance(value, list):
         return [shape(value[0])] if value else []
     return "number" if isinstance(value, int | float) else type(value).__name__
-
-
-SCHEMA = {
-    "type": "json_schema",
-    "json_schema": {"schema": {"type": "object", "properties": {"n": {"type": "integer"}}}},
-}
-
-
-@pytest.mark.parametrize(
-    ("path", "more"),
-    [
-        pytest.param("/v1/chat/completions", {}, id="chat"),
-        pytest.param("/v1/chat/completions", {"logprobs": True, "top_logprobs": 2}, id="logprobs"),
-        pytest.param("/v1/chat/completions", {"stop": ["!"]}, id="stop"),
-        pytest.param("/v1/chat/completions", {"response_format": SCHEMA}, id="schema"),
-        pytest.param("/v1/completions", {"prompt": "Once upon"}, id="completion"),
-        pytest.param("/v1/completions", {"prompt": "Once", "logprobs": 1}, id="its logprobs"),
-    ],
-)
-async def test_an_assembled_reply_is_the_childs_own(
-    tmp_path: Path, path: str, more: dict[str, Any]
-) -> None:
-    told = {**GREEDY, **more}
-    async with engine(tmp_path) as (fleet, at):
-        whole = (await at.client.post(path, json=told)).json()
-        direct = await straight(fleet, path, told)
-
-    assert shape(whole) == shape(direct)
-    assert whole["choices"] == direct["choices"]
-    assert whole["usage"]["total_tokens"] == direct["usage"]["total_tokens"]
 
 
 async def test_both_dialects_answer_with_the_same_words(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from proxy.ollama.options import OPTIONS
 from tests.fakes.fleet_of_one import FleetOfOne, model_info, served_model
+from tests.fakes.real_engine import engine
 from tests.fakes.serving import serving
-from tests.proxy.test_real_engine import engine
 
 TEXTS = ["x", ""]
 NUMBERS = [1, -3, 1.5, 1e300]

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.proxy.test_real_engine import SOON_S, engine, shape, straight
+from tests.fakes.real_engine import engine
+from tests.proxy.test_real_engine import SOON_S, shape, straight
 
 pytestmark = pytest.mark.llama
 

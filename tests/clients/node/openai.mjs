@@ -1,0 +1,81 @@
+// The official client's usual calls, one a run: node openai.mjs BASE_URL CASE. Prints what came back.
+import OpenAI from "openai";
+
+const [base, name] = process.argv.slice(2);
+const client = new OpenAI({ baseURL: `${base}/v1`, apiKey: "none", maxRetries: 0 });
+const model = "smollm2";
+const messages = [{ role: "user", content: "Say hello." }];
+const asked = { model, messages, temperature: 0, max_tokens: 12 };
+const answer = { type: "object", properties: { n: { type: "integer" } }, required: ["n"] };
+const response_format = { type: "json_schema", json_schema: { name: "a", schema: answer } };
+
+async function refused(request) {
+  try {
+    await request();
+    return "nothing";
+  } catch (error) {
+    const { constructor, status, code, message } = error;
+    return { kind: constructor.name, status, code, message };
+  }
+}
+
+const cases = {
+  async chat() {
+    const reply = await client.chat.completions.create(asked);
+    const chunks = [];
+    const stream_options = { include_usage: true };
+    const stream = await client.chat.completions.create({ ...asked, stream: true, stream_options });
+    for await (const chunk of stream) chunks.push(chunk);
+    return {
+      whole: reply.choices[0].message.content,
+      streamed: chunks.map((chunk) => chunk.choices[0]?.delta.content ?? "").join(""),
+      usages: [reply.usage.total_tokens, chunks.at(-1).usage.total_tokens],
+    };
+  },
+  async tools() {
+    const { chat, tools } = JSON.parse(process.env.CHAT);
+    const request = { ...asked, messages: chat, tools, tool_choice: "required", max_tokens: 60 };
+    const whole = await client.chat.completions.create(request);
+    const runner = client.chat.completions.stream(request);
+    const streamed = await runner.finalChatCompletion();
+    return [whole, streamed].map(({ choices: [{ finish_reason, message }] }) => ({
+      finish_reason,
+      name: message.tool_calls[0].function.name,
+      arguments: JSON.parse(message.tool_calls[0].function.arguments),
+    }));
+  },
+  async structured() {
+    const request = { ...asked, response_format, max_tokens: 60 };
+    const reply = await client.chat.completions.parse(request);
+    return Number.isInteger(JSON.parse(reply.choices[0].message.content).n);
+  },
+  async completions() {
+    const prompt = ["Once upon a", "One, two,"];
+    const reply = await client.completions.create({ model, prompt, temperature: 0, max_tokens: 3 });
+    return reply.choices.map((choice) => [choice.index, choice.text.length > 0]);
+  },
+  async models() {
+    const listed = [];
+    for await (const each of client.models.list()) listed.push(each.id);
+    return { listed, one: (await client.models.retrieve(model)).id };
+  },
+  async errors() {
+    const long = [{ role: "user", content: "word ".repeat(3000) }];
+    const create = (more) => () => client.chat.completions.create({ ...asked, ...more });
+    return {
+      unknown: await refused(create({ model: "nope" })),
+      long: await refused(create({ messages: long })),
+      "long stream": await refused(create({ messages: long, stream: true })),
+      embeddings: await refused(() => client.embeddings.create({ model, input: "a" })),
+    };
+  },
+  async leaving() {
+    const stream = await client.chat.completions.create({ ...asked, max_tokens: 900, stream: true });
+    for await (const chunk of stream) if (chunk.choices[0].delta.content) break;
+    const short = { timeout: 300 };
+    const slow = () => client.chat.completions.create({ ...asked, max_tokens: 900 }, short);
+    return { aborted: stream.controller.signal.aborted, timeout: await refused(slow) };
+  },
+};
+
+console.log(JSON.stringify(await cases[name]()));

@@ -1,0 +1,218 @@
+"""What each dialect's callers see of each fault, before the first token and in mid-stream."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from planners.line import Priority
+from planners.model import ModelId
+from supervisor.lease import Lease, LeaseError, LineFull, ModelUnavailable, WaitTimedOut
+from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
+from tests.fakes.serving import serving
+
+TINY = ModelId("tiny")
+WORDS = "one two three four five six"
+SCHEMA = {"type": "nothing"}
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": WORDS}]},
+    "/v1/completions": {"prompt": WORDS},
+    "/api/chat": {"messages": [{"role": "user", "content": WORDS}]},
+    "/api/generate": {"prompt": WORDS},
+}
+EACH_ROUTE = pytest.mark.parametrize("route", ROUTES)
+STREAMED_OR_WHOLE = pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+
+
+def request(route: str, *, stream: bool, **more: object) -> dict[str, Any]:
+    return {"model": "tiny", "stream": stream, **ROUTES[route], **more}
+
+
+def is_ollama(route: str) -> bool:
+    return route.startswith("/api/")
+
+
+def told_error(route: str, text: str) -> tuple[str, str | None]:
+    """The message, and OpenAI's code, of an error object, which has the dialect's shape."""
+    error = json.loads(text)["error"]
+    if is_ollama(route):
+        assert isinstance(error, str)
+        return error, None
+    assert set(error) >= {"message", "type", "param", "code"}
+    return error["message"], error["code"]
+
+
+def assert_refused(
+    route: str, reply: httpx.Response, status: int, code: str | None, says: str
+) -> None:
+    message, told_code = told_error(route, reply.text)
+    assert reply.status_code == status
+    assert reply.headers["content-type"].startswith("application/json")
+    assert told_code == (None if is_ollama(route) else code)
+    assert says in message
+
+
+class Refusing(FleetOfOne):
+    """A fleet that grants no lease."""
+
+    def __init__(self, folder: Path, refusal: LeaseError) -> None:
+        super().__init__(served_model(), folder)
+        self.refusal = refusal
+
+    @asynccontextmanager
+    async def lease(
+        self,
+        model_id: ModelId,
+        *,
+        caller: str,
+        keep_alive_s: float | None = None,
+        context: int | None = None,
+        priority: Priority = Priority.HIGH,
+        takes_slot: bool = True,
+    ) -> AsyncIterator[Lease]:
+        raise self.refusal
+        yield  # never reached: it makes this a generator
+
+
+@EACH_ROUTE
+@STREAMED_OR_WHOLE
+@pytest.mark.parametrize(
+    ("refusal", "status", "code", "says", "retry_after"),
+    [
+        (LineFull(model_id=TINY, waiting=3, retry_after_s=2.0), 503, "queue_full", "3", "2"),
+        (
+            WaitTimedOut(model_id=TINY, waited_s=9.0, retry_after_s=7.0),
+            503,
+            "wait_timed_out",
+            "9 s",
+            "7",
+        ),
+        (
+            ModelUnavailable(model_id=TINY, reason="out of memory", retry_after_s=None),
+            500,
+            "model_unavailable",
+            "out of memory",
+            None,
+        ),
+        (
+            ModelUnavailable(model_id=TINY, reason="out of memory", retry_after_s=30.0),
+            503,
+            "model_unavailable",
+            "out of memory",
+            "30",
+        ),
+    ],
+    ids=["a full line", "a wait too long", "a load that failed", "and may be tried again"],
+)
+async def test_a_lease_that_is_refused_says_why_and_when_to_come_back(
+    tmp_path: Path,
+    route: str,
+    stream: bool,
+    refusal: LeaseError,
+    status: int,
+    code: str,
+    says: str,
+    retry_after: str | None,
+) -> None:
+    async with serving(Refusing(tmp_path, refusal)) as at:
+        reply = await at.client.post(route, json=request(route, stream=stream))
+
+    assert_refused(route, reply, status, code, says)
+    assert reply.headers.get("retry-after") == retry_after
+
+
+@EACH_ROUTE
+@STREAMED_OR_WHOLE
+async def test_an_unknown_model_is_a_404(tmp_path: Path, route: str, stream: bool) -> None:
+    async with serving(FleetOfOne(served_model(), tmp_path)) as at:
+        reply = await at.client.post(route, json=request(route, stream=stream, model="nope"))
+
+    assert_refused(route, reply, 404, "model_not_found", "'nope' not found")
+
+
+@EACH_ROUTE
+@STREAMED_OR_WHOLE
+async def test_too_long_a_prompt_is_a_400(tmp_path: Path, route: str, stream: bool) -> None:
+    async with fleet_of_one(tmp_path, n_ctx=4) as fleet, serving(fleet) as at:
+        reply = await at.client.post(route, json=request(route, stream=stream))
+
+    says = "the prompt of 6 tokens exceeds the context of 4 tokens"
+    assert_refused(route, reply, 400, "context_length_exceeded", says)
+
+
+@EACH_ROUTE
+@STREAMED_OR_WHOLE
+async def test_a_grammar_that_is_none_is_a_400(tmp_path: Path, route: str, stream: bool) -> None:
+    told = request(route, stream=stream, format=SCHEMA, json_schema=SCHEMA)
+    async with fleet_of_one(tmp_path) as fleet, serving(fleet) as at:
+        reply = await at.client.post(route, json=told)
+
+    assert_refused(route, reply, 400, "invalid_request_error", "failed to parse grammar")
+
+
+@EACH_ROUTE
+@STREAMED_OR_WHOLE
+async def test_a_child_lost_twice_before_a_token_is_told_with_its_end(
+    tmp_path: Path, route: str, stream: bool
+) -> None:
+    faults = {"die_before_reply": True}
+    async with fleet_of_one(tmp_path, faults=faults) as fleet, serving(fleet) as at:
+        reply = await at.client.post(route, json=request(route, stream=stream))
+
+    status = 500 if is_ollama(route) else 502
+    says = "model runner has unexpectedly stopped before it answered, 2 times on this request"
+    assert_refused(route, reply, status, "request_ends_model", says)
+    assert reply.headers["x-should-retry"] == "false"
+    assert fleet.launches == 2
+
+
+@EACH_ROUTE
+@pytest.mark.parametrize(
+    ("faults", "says"),
+    [
+        ({"die_at_byte": 1800}, "model runner has unexpectedly stopped in the middle"),
+        ({"cut_at_byte": 1800}, "model runner has unexpectedly stopped in the middle"),
+        ({"error_at_token": 2}, "Context size has been exceeded."),
+        ({"end_at_token": 2}, "its stream ended before its end"),
+    ],
+    ids=["dies", "closes", "tells an error", "ends early"],
+)
+async def test_a_stream_that_breaks_ends_with_an_error_in_its_dialect(
+    tmp_path: Path, route: str, faults: dict[str, Any], says: str
+) -> None:
+    paced = {"token_s": 0.01, **faults}  # so that tokens come before what breaks
+    async with fleet_of_one(tmp_path, faults=paced) as fleet, serving(fleet) as at:
+        reply = await at.client.post(route, json=request(route, stream=True))
+
+    end = "\n" if is_ollama(route) else "\n\n"
+    *before, last, rest = reply.text.split(end)
+    message = json.loads(last.removeprefix("data: "))["error"]
+    assert (reply.status_code, rest) == (200, "")
+    assert before
+    assert not any('"error"' in part for part in before)
+    assert says in (message if is_ollama(route) else message["message"])
+    assert "[DONE]" not in reply.text
+    assert '"done":true' not in reply.text
+
+
+@EACH_ROUTE
+@pytest.mark.parametrize(
+    ("faults", "status", "code", "says"),
+    [
+        ({"die_at_byte": 1800}, 502, "request_ends_model", "unexpectedly stopped in the middle"),
+        ({"error_at_token": 2}, 500, "model_failed", "Context size has been exceeded."),
+        ({"end_at_token": 2}, 502, "model_lost", "its stream ended before its end"),
+    ],
+    ids=["dies", "tells an error", "ends early"],
+)
+async def test_a_whole_reply_that_breaks_is_an_error_and_nothing_of_the_reply(
+    tmp_path: Path, route: str, faults: dict[str, Any], status: int, code: str, says: str
+) -> None:
+    async with fleet_of_one(tmp_path, faults=faults) as fleet, serving(fleet) as at:
+        reply = await at.client.post(route, json=request(route, stream=False))
+
+    assert_refused(route, reply, 500 if is_ollama(route) else status, code, says)

@@ -1,0 +1,128 @@
+"""Comments in a stream that says nothing yet, and what becomes of the reply after them."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from proxy.sse import KEEP_ALIVE
+from tests.fakes.fleet_of_one import fleet_of_one
+from tests.fakes.serving import SETTINGS, serving
+
+OFTEN = replace(SETTINGS, keep_alive_comments_s=0.05)
+CHAT = "/v1/chat/completions"
+TOLD: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "one two"}],
+    "prompt": "one two",
+    "max_tokens": 2,
+    "stream": True,
+}
+
+
+@pytest.mark.parametrize("route", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize("slow", [{"load_s": 0.4}, {"prompt_s": 0.4}], ids=["load", "prompt"])
+async def test_a_stream_says_that_it_is_coming_and_then_is_the_childs_own(
+    tmp_path: Path, route: str, slow: dict[str, float]
+) -> None:
+    async with (
+        fleet_of_one(tmp_path, faults=slow) as fleet,
+        serving(fleet, settings=OFTEN) as at,
+    ):
+        reply = await at.client.post(route, json=TOLD)
+
+    comments, _, events = reply.content.rpartition(KEEP_ALIVE)
+    assert comments == KEEP_ALIVE * comments.count(KEEP_ALIVE)
+    assert reply.content.startswith(KEEP_ALIVE)
+    assert reply.headers["content-type"] == "text/event-stream"
+    assert events.startswith(b"data: {")
+    assert events.endswith(b"data: [DONE]\n\n")
+    assert b"\n:" not in events
+    assert b"prompt_progress" not in events
+
+
+@pytest.mark.parametrize(
+    ("route", "more"),
+    [(CHAT, {"stream": False}), ("/api/chat", {}), ("/api/generate", {})],
+    ids=["whole", "Ollama's chat", "generate"],
+)
+async def test_what_knows_no_comments_gets_none(
+    tmp_path: Path, route: str, more: dict[str, Any]
+) -> None:
+    async with (
+        fleet_of_one(tmp_path, faults={"load_s": 0.2, "prompt_s": 0.2}) as fleet,
+        serving(fleet, settings=OFTEN) as at,
+    ):
+        reply = await at.client.post(route, json={**TOLD, **more})
+
+    assert [json.loads(line) for line in reply.text.splitlines()]
+
+
+async def test_a_stream_that_begins_in_time_has_no_comment(tmp_path: Path) -> None:
+    patient = replace(SETTINGS, keep_alive_comments_s=30)
+    async with fleet_of_one(tmp_path) as fleet, serving(fleet, settings=patient) as at:
+        reply = await at.client.post(CHAT, json=TOLD)
+
+    assert reply.text.startswith("data: ")
+
+
+@pytest.mark.parametrize(
+    ("faults", "more", "code"),
+    [
+        ({"load_s": 0.4, "die_while_loading": "crash"}, {}, "request_ends_model"),
+        ({"load_s": 0.4}, {"messages": [{"content": "word " * 5000}]}, "context_length_exceeded"),
+        ({"load_s": 0.4, "die_before_reply": True}, {}, "request_ends_model"),
+        ({"prompt_s": 0.4, "error_at_token": 0}, {}, 500),
+    ],
+    ids=["a load that fails", "too long a prompt", "a lost child", "an error of the child's"],
+)
+async def test_an_error_after_a_comment_is_an_event_that_ends_the_stream(
+    tmp_path: Path, faults: dict[str, Any], more: dict[str, Any], code: object
+) -> None:
+    async with (
+        fleet_of_one(tmp_path, faults=faults) as fleet,
+        serving(fleet, settings=OFTEN) as at,
+    ):
+        reply = await at.client.post(CHAT, json={**TOLD, **more})
+
+    *before, last, end = reply.text.split("\n\n")
+    assert (reply.status_code, end) == (200, "")
+    assert before
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == code
+
+
+async def test_a_child_lost_after_comments_alone_is_made_good(tmp_path: Path) -> None:
+    async with (
+        fleet_of_one(tmp_path, faults={"prompt_s": 0.6}) as fleet,
+        serving(fleet, settings=OFTEN) as at,
+    ):
+        await fleet.load(fleet.model.model_id)
+        async with asyncio.TaskGroup() as tasks:
+            asked = tasks.create_task(at.client.post(CHAT, json=TOLD))
+            while not fleet.log("processing task"):
+                await asyncio.sleep(0.05)  # cadence
+            await asyncio.sleep(0.2)  # for a comment or more
+            fleet.kill()
+
+    reply = asked.result()
+    assert fleet.launches == 2
+    assert reply.text.startswith(KEEP_ALIVE.decode())
+    assert reply.text.endswith("data: [DONE]\n\n")
+
+
+async def test_openais_client_reads_past_the_comments(tmp_path: Path) -> None:
+    async with (
+        fleet_of_one(tmp_path, faults={"load_s": 0.3}) as fleet,
+        serving(fleet, settings=OFTEN) as at,
+        openai.AsyncOpenAI(base_url=f"{at.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        stream = await client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "one two"}], stream=True
+        )
+        chunks = [chunk async for chunk in stream]
+
+    assert chunks[-1].choices[0].finish_reason == "stop"

