@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any
 
 import httptools
 import structlog
@@ -24,6 +24,7 @@ from uvicorn._types import (
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from proxy.crowd import Crowd
+from proxy.reply import Reply
 from proxy.request_id import request_id
 from proxy.timer import Timer
 from proxy.wishes import head_without_wish
@@ -39,7 +40,6 @@ LEAST_BYTES_PER_S = 512  # of a body that is sent, or a reply that is read; Apac
 
 _TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 _OLD_VERSIONS = ("0.9", "1.0")
-_INTERIM = b"HTTP/1.1 100"
 LEAVING = "inferenceosd.leaving"
 """The key of a request's Leaving in its scope."""
 
@@ -192,10 +192,8 @@ class DoorProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answering = cycle
         cycle.scope[LEAVING] = Leaving()  # type: ignore[literal-required]
-        if cycle.scope["method"] != "HEAD":  # whose head nothing follows
-            cycle.transport = cast(asyncio.Transport, _JoinedHead(cycle.transport))
         is_old = cycle.scope["http_version"] in _OLD_VERSIONS
-        super()._start_asgi_task(cycle, _until_close(cycle, app) if is_old else app)
+        super()._start_asgi_task(cycle, (_until_close if is_old else _at_once)(cycle, app))
 
     # What these are made of.
 
@@ -353,40 +351,13 @@ class Leaving:
             self._on_left()
 
 
-class _JoinedHead:
-    """A transport for one reply that sends its head with the first of its body: one segment less.
+def _at_once(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """`app` for everybody else."""
 
-    Whoever sends a head sends a body next, without waiting for anything else in between.
-    """
+    def run(scope: Scope, receive: ASGIReceiveCallable, _: ASGISendCallable) -> Awaitable[None]:
+        return app(scope, receive, Reply(cycle).send)
 
-    __slots__ = ("_held", "_is_done", "_transport")
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._held = b""
-        self._is_done = False
-
-    def write(self, data: bytes) -> None:
-        """Hold a head, send anything else."""
-        if self._is_done:
-            self._transport.write(data)
-        elif self._held:
-            self._is_done = True
-            self._transport.write(self._held + data)
-        elif data.startswith(_INTERIM):
-            self._transport.write(data)
-        else:
-            self._held = data
-
-    def close(self) -> None:
-        """Send what is held, then close."""
-        if self._held and not self._is_done:
-            self.write(b"")
-        self._transport.close()
-
-    def is_closing(self) -> bool:
-        """As the transport says."""
-        return self._transport.is_closing()
+    return run
 
 
 def _until_close(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
