@@ -5,17 +5,23 @@ straight, since each request writes one; the standard library's records, uvicorn
 the same processors.
 """
 
+import asyncio
+import atexit
 import json
 import logging
 import logging.config
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TextIO
+from datetime import UTC, datetime
+from typing import Any, TextIO, cast
 
 import msgspec
 import structlog
 from structlog.typing import EventDict, Processor
+
+SOON_S = 0.01  # lines of one moment are one write
 
 LEVELS: Mapping[str, int] = {
     "debug": logging.DEBUG,
@@ -36,6 +42,8 @@ _QUIET = {
 def configure_logging(format: str, level: str, *, stream: TextIO | None = None) -> None:
     """Send all logging to `stream` (stderr) as "json", "console" or "auto", from `level` up."""
     stream = sys.stderr if stream is None else stream
+    _Current.lines.flush()
+    _Current.lines = _Lines(stream)
     console = format == "console" or (format == "auto" and stream.isatty())
     shared = _shared_processors()
     handler = logging.StreamHandler(stream)
@@ -58,26 +66,66 @@ def configure_logging(format: str, level: str, *, stream: TextIO | None = None) 
         logger.setLevel(max(least, LEVELS[level]))
     structlog.configure(
         processors=[*shared, *_last_processors(console=console, colors=stream.isatty())],
-        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=_Lines(stream),
+        wrapper_class=_wrapper(LEVELS[level], console=console),
+        logger_factory=_Current.lines,
         cache_logger_on_first_use=False,  # a reload may change level and format
     )
 
 
+def _wrapper(least: int, *, console: bool) -> type:
+    """structlog's logger for all levels from `least` up; one line a request is its usual work."""
+    filtering: Any = structlog.make_filtering_bound_logger(least)
+    if console or least > logging.INFO:
+        return cast(type, filtering)
+
+    class Quick(filtering):  # type: ignore[misc]
+        """With a short way for a plain line: the same fields, without a loop over processors."""
+
+        def info(self, event: str, *args: Any, **fields: Any) -> Any:
+            is_plain = not args and "exc_info" not in fields and "stack_info" not in fields
+            if not is_plain or self._processors[-1] is not _as_json:  # as in capture_logs
+                return super().info(event, *args, **fields)
+            told: EventDict = {**self._context, **fields, "event": event}
+            told = structlog.contextvars.merge_contextvars(None, "info", told)
+            told["level"], told["timestamp"] = "info", _timestamp()
+            return self._logger.soon(_as_json(None, "info", told))
+
+    return Quick
+
+
 class _Lines:
-    """structlog's last logger, and its own factory: writes each line; a lost one is no error."""
+    """structlog's last logger, and its own factory: writes lines; a lost one is no error."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._waiting: list[str] = []
         self.debug = self.info = self.warning = self.error = self.critical = self.msg
 
     def __call__(self, *_: Any) -> "_Lines":
         return self
 
     def msg(self, line: str) -> None:
-        """Write a line. A full disk or a reader that left must not fail what is logged about."""
+        """Write a line, and what waits before it."""
+        self._waiting.append(line)
+        self.flush()
+
+    def soon(self, line: str) -> None:
+        """Write a line within SOON_S, together with those that follow; at once off the loop."""
+        self._waiting.append(line)
+        if len(self._waiting) > 1:
+            return
         try:
-            self._stream.write(line + "\n")
+            asyncio.get_running_loop().call_later(SOON_S, self.flush)
+        except RuntimeError:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits; a full disk or a reader that left fails nobody."""
+        lines, self._waiting = self._waiting, []
+        if not lines:
+            return
+        try:
+            self._stream.write("\n".join(lines) + "\n")
             self._stream.flush()
         except (OSError, ValueError):
             pass
@@ -92,6 +140,32 @@ def quiet_logging() -> Iterator[None]:
         yield
     finally:
         structlog.configure(**before)
+
+
+class _Current:
+    """Where lines go now; the last of them are written as the process ends."""
+
+    lines = _Lines(sys.stderr)
+
+
+atexit.register(lambda: _Current.lines.flush())
+
+
+class _Clock:
+    """The second that was written last, since many lines fall into one."""
+
+    second = -1
+    text = ""
+
+
+def _timestamp() -> str:
+    """Now, as structlog's TimeStamper writes it."""
+    now_s = time.time()
+    second = int(now_s)
+    if second != _Clock.second:
+        _Clock.second = second
+        _Clock.text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{_Clock.text}.{int((now_s - second) * 1e6):06d}Z"
 
 
 def _shared_processors() -> list[Processor]:

@@ -1,8 +1,11 @@
 """inferenceosd.logs: one pipeline for structlog and the standard library."""
 
+import asyncio
 import json
 import logging
 import os
+import subprocess
+import sys
 from contextlib import suppress
 from io import StringIO
 from pathlib import Path
@@ -10,7 +13,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from inferenceosd.logs import configure_logging, quiet_logging
+from inferenceosd.logs import SOON_S, configure_logging, quiet_logging
 
 
 class Terminal(StringIO):
@@ -152,3 +155,42 @@ def test_console_lines_in_a_file_have_no_colours() -> None:
     structlog.get_logger("x").info("instance.ready", model_id="qwen")
 
     assert "\x1b" not in stream.getvalue()
+
+
+async def test_lines_of_one_moment_are_written_together_and_in_order() -> None:
+    stream = StringIO()
+    configure_logging("json", "info", stream=stream)
+    log = structlog.get_logger("x")
+
+    log.info("request.served", status=200)
+    log.info("request.served", status=404)
+    assert written(stream) == []  # a write is due within SOON_S
+    log.warning("disk.full")
+
+    assert [line.get("status") for line in written(stream)] == [200, 404, None]
+    assert all(str(line["timestamp"]).endswith("Z") for line in written(stream))
+
+
+async def test_a_line_is_written_soon_though_none_follows() -> None:
+    stream = StringIO()
+    configure_logging("json", "info", stream=stream)
+
+    structlog.get_logger("x").info("request.served")
+
+    async with asyncio.timeout(5):
+        while not written(stream):
+            await asyncio.sleep(SOON_S)
+
+
+def test_the_last_lines_are_written_as_the_process_ends() -> None:
+    code = (
+        "import asyncio, structlog\n"
+        "from inferenceosd.logs import configure_logging\n"
+        "configure_logging('json', 'info')\n"
+        "async def main(): structlog.get_logger('x').info('daemon.stopped')\n"
+        "asyncio.run(main())\n"
+    )
+
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert json.loads(ran.stderr)["event"] == "daemon.stopped"
