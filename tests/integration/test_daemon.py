@@ -403,6 +403,16 @@ def test_inferenceosctl_without_a_daemon_says_so_in_one_sentence(tmp_path: Path)
 SECRET = "pangolin"
 
 
+def _lines_of(daemon: StartedDaemon, request_id: str) -> list[str]:
+    """What the log tells of a request, once it tells that it was served."""
+
+    def told() -> list[str]:
+        return [line for line in daemon.log().splitlines() if request_id in line]
+
+    until(lambda: any("request.served" in line for line in told()))
+    return told()
+
+
 def test_a_request_to_any_route_is_at_most_three_lines_and_no_prompt_in_any_log(
     start: Any,
 ) -> None:
@@ -410,14 +420,15 @@ def test_a_request_to_any_route_is_at_most_three_lines_and_no_prompt_in_any_log(
     daemon.ctl("load", MODEL)
     messages = [{"role": "user", "content": SECRET}]
     body = {"model": MODEL, "messages": messages, "prompt": SECRET, "input": SECRET}
-    few = {"max_tokens": 4, "options": {"num_predict": 4}}
+    few: dict[str, Any] = {"options": {"num_predict": 4}}
+    few |= dict.fromkeys(("max_tokens", "max_output_tokens", "n_predict"), 4)
     with httpx.Client(base_url=daemon.base, timeout=ANSWER_S, trust_env=False) as http:
         for path, methods in ROUTES.items():
             for method in methods:
-                before = len(daemon.log().splitlines())
                 json_body = {**body, **few} if method == "POST" else None
-                http.request(method, path, json=json_body)
-                lines = daemon.log().splitlines()[before:]
+                reply = http.request(method, path, json=json_body)
+                request_id = reply.headers["x-request-id"]
+                lines = _lines_of(daemon, request_id)
                 assert len(lines) <= 3, (method, path, lines)
         bad = {**body, **few, "grammar": f"root ::= {SECRET} ("}
         http.post("/v1/chat/completions", json=bad)
