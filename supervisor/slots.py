@@ -154,7 +154,7 @@ class SlotShelf:
     ) -> None:
         """Has a child read a file in its folder into a slot. Raises SlotNotRestored.
 
-        That a child took it does not mean that it will use it.
+        That a child took it does not mean that it will use it: see planners.migration.is_carried.
         """
         if saved.path.parent != door.folder or not _NAME.fullmatch(saved.path.name):
             raise SlotNotRestored(slot=slot, why=f"{saved.path} is no file of that child's")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from planners.kv_cache import LaunchShape
+from planners.migration import is_carried
 from planners.slot_file import SlotFileError, SlotMemory, slot_file_bytes, slot_memory
 from supervisor.llama import client_of
 from supervisor.slots import (
@@ -137,6 +138,29 @@ async def test_other_memories_are_carried_to_another_slot_count_too(
         went_on = await told(second, prompt + began["tokens"], slot=0)
 
     assert went_on["timings"]["cache_n"] >= file.n_tokens - 1
+
+
+@pytest.mark.llama
+async def test_windows_that_were_not_kept_whole_are_taken_over_and_passed_by(
+    short_dir: Path,
+) -> None:
+    (tiny,) = (model for model in tiny_models() if model.name == "windows-6")
+    path, kept = write(tiny, short_dir), shelf()
+    async with real_child(short_dir, model=path) as first:
+        began = await told(first, PROMPT, slot=0)
+        file = await saved(first, 0, on=kept)
+    async with real_child(short_dir, model=path) as second:
+        file = kept.moved(file, second.folder)
+        await kept.restore(second.door, 0, file, within_s=SOON_S)
+        prompt = await ids_of(second, PROMPT)
+        went_on = await told(second, prompt + began["tokens"], slot=0)
+
+    found = went_on["timings"]
+    assert not is_carried(
+        restored_tokens=file.n_tokens,
+        cached_tokens=found["cache_n"],
+        prompt_tokens=found["cache_n"] + found["prompt_n"],
+    )
 
 
 @pytest.mark.llama
