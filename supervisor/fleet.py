@@ -203,8 +203,11 @@ class Fleet:
     async def until_gone(self, lease: Lease, *, within_s: float) -> str | None:
         """Return once the child behind `lease` is known to be gone, or `within_s` have passed.
 
+        Asked by who could not reach it, or lost it: one that runs on where nobody reaches it ends.
         Why it ended, as a clause; None where that is not known.
         """
+        if missed := self._instances.get(lease.instance_id):
+            missed.missed(lease.socket_path)
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._book.until_gone(lease)
