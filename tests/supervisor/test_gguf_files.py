@@ -2,6 +2,8 @@
 
 import errno
 import os
+import random
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,6 +137,25 @@ def test_a_name_with_numbers_that_no_split_gives_is_a_whole_model(
 
     assert names(tmp_path) == [name]
     assert isinstance(file_at(str(path), name="mine"), ModelFile)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_parts_lie_in_a_folder_each_is_offered_or_told_of(
+    tmp_path: Path, seed: int
+) -> None:
+    chance = random.Random(seed)
+    for _ in range(12):
+        name = f"{chance.choice('ab')}-{chance.randrange(4):05}-of-{chance.randrange(4):05}.gguf"
+        put(tmp_path, name)
+
+    found = sweep([str(tmp_path)])
+
+    offered = {part.path for file in found.files for part in file.parts}
+    told = {re.sub(r"-\d{5}-of", "", broken.path) for broken in found.broken}
+    left = {str(path) for path in tmp_path.iterdir()} - offered
+    assert {re.sub(r"-\d{5}-of", "", path) for path in left} == told
+    for path in tmp_path.iterdir():
+        file_at(str(path), name="mine")
 
 
 def test_a_path_to_the_first_part_stands_for_all(tmp_path: Path) -> None:
