@@ -40,7 +40,7 @@ from inferenceosd.listening import (
 from inferenceosd.logs import configure_logging
 from inferenceosd.platform_folders import own_model_dir
 from inferenceosd.service_manager import ServiceManager
-from inferenceosd.state_lock import StateLocked, locked
+from inferenceosd.state_lock import CannotLock, StateLocked, locked
 from inferenceosd.traces import open_traces
 from proxy.admin.routes import build_admin_app
 from proxy.admin.service import ReloadRefused
@@ -96,7 +96,7 @@ def run(config: Config, *, reload: Callable[[], Config]) -> int:
     with ExitStack() as held:
         try:
             doors, ground = _prepared(config, manager, held)
-        except (CannotListen, CannotUseFolder, StateLocked) as exc:
+        except (CannotListen, CannotLock, CannotUseFolder, StateLocked) as exc:
             print(f"inferenceosd: {exc}", file=sys.stderr)
             return 1
         except ConfigError as exc:
@@ -149,11 +149,19 @@ def _private_folder(path: str, *, choose: str) -> Path:
 
 
 def clear_ground(runtime: Path, held: ExitStack) -> Ground:
-    """A fresh 0700 folder for this daemon's children; those of dead daemons are removed."""
+    """A fresh 0700 folder for this daemon's children; those of dead daemons are removed.
+
+    Raises CannotUseFolder.
+    """
     for found in runtime.glob(f"{RUN_PREFIX}*"):
         if not _is_in_use(found):
             shutil.rmtree(found, ignore_errors=True)
-    run_dir = Path(tempfile.mkdtemp(prefix=f"{RUN_PREFIX}{os.getpid()}-", dir=runtime))
+    try:
+        run_dir = Path(tempfile.mkdtemp(prefix=f"{RUN_PREFIX}{os.getpid()}-", dir=runtime))
+    except OSError as exc:  # a full disk
+        choose = "INFERENCEOSD_RUNTIME_DIR"
+        why = exc.strerror or str(exc)
+        raise CannotUseFolder(path=str(runtime), why=why, choose=choose) from exc
     held.callback(shutil.rmtree, run_dir, ignore_errors=True)
     cwd = run_dir / "cwd"
     cwd.mkdir(mode=0o500)

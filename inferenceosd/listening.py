@@ -133,6 +133,8 @@ def _remove_stale(path: Path) -> None:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return
+    except OSError as exc:
+        raise CannotListen(f"cannot use the admin socket {path}: {exc.strerror}") from exc
     if not stat.S_ISSOCK(mode):
         raise CannotListen(f"{path} is in the way: it is no socket, and is not ours to remove")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:

@@ -3,7 +3,7 @@
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 
@@ -17,16 +17,32 @@ class StateLocked(Exception):
         )
 
 
+class CannotLock(Exception):
+    """The lock's file is no file, or cannot be written."""
+
+    def __init__(self, *, path: Path, why: str) -> None:
+        self.path = path
+        super().__init__(f"cannot use {path}: {why}; remove it, or choose with --state-dir")
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Sole use of `folder` for as long as the block lasts. Raises StateLocked."""
-    with (folder / "lock").open("a+") as file:
+    """Sole use of `folder` for as long as the block lasts. Raises StateLocked, CannotLock."""
+    with ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            file.seek(0)
-            raise StateLocked(folder=folder, holder=file.read(64).strip() or "pid unknown") from exc
-        file.truncate(0)
-        file.write(f"pid {os.getpid()}\n")
-        file.flush()
+            _lock(folder, held)
+        except OSError as exc:
+            raise CannotLock(path=folder / "lock", why=exc.strerror or str(exc)) from exc
         yield
+
+
+def _lock(folder: Path, held: ExitStack) -> None:
+    file = held.enter_context((folder / "lock").open("a+"))
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        file.seek(0)
+        raise StateLocked(folder=folder, holder=file.read(64).strip() or "pid unknown") from exc
+    file.truncate(0)
+    file.write(f"pid {os.getpid()}\n")
+    file.flush()

@@ -60,7 +60,9 @@ class Rung:
         where = ", ".join(f"{format_size(n)} on {d}" for d, n in sorted(self.hidden_bytes.items()))
         if not where:
             return ()
-        text = f"{where} cannot be had, though free: a launch died of memory there"
+        text = (
+            f"{where} cannot be had, though free: a launch died there, of memory or without a word"
+        )
         return (Reason(ReasonKind.OUT_OF_MEMORY, text),)
 
 

@@ -91,7 +91,7 @@ class _Present:
         """No file, no instance and no memory of another one may have changed for the better."""
         before = {seen.instance_id: seen for seen in self._before.instances}
         return (
-            model_id in self._view.demand
+            (model_id in self._view.demand or model_id in self._wanted)
             and self._key(model_id, self._view) == self._key(model_id, self._before)
             and before.keys() <= self._instances.keys()
             and all(self._instances[i].state is seen.state for i, seen in before.items())

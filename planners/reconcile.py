@@ -42,6 +42,7 @@ from planners.turns import (
     is_pinned,
     may_wait_no_longer,
     patience_s,
+    pinned_for_good,
     rival_that_stays,
     rivals,
 )
@@ -203,7 +204,8 @@ def _launches(view: View, *, now_s: float) -> Iterator[Action]:
                 first.append(served)
                 ours.promised.update({p.device_id: p.upper_bytes for p in plan.predicted})
             case Refuse() as refusal:
-                yield refusal
+                if _is_to_be_told(view, served):
+                    yield refusal
             case Waiting(claims, is_next):
                 if is_next:
                     first.append(served)
@@ -214,6 +216,14 @@ def _launches(view: View, *, now_s: float) -> Iterator[Action]:
                 leaving = True
                 first.append(served)
                 ours.promised.update(dict.fromkeys(claims, _NOBODYS_BYTES))
+
+
+def _is_to_be_told(view: View, served: ServedModel) -> bool:
+    """Whether somebody waits for a refusal; who pinned the model is told once."""
+    if served.model_id in view.demand:
+        return True
+    was_told = view.told.get(served.model_id) == launch_key(served, view.rules)
+    return served.settings.pin and not was_told
 
 
 def _joint(
@@ -374,8 +384,9 @@ def _placed(
     if isinstance(plan, LaunchPlan):
         return plan
     answer = with_cause(_wait_or_refuse(view, served, plan, now_s=now_s), seen)
-    is_own_trial = seen is not None and served.model_id not in view.demand
-    if not (isinstance(answer, Refuse) or is_own_trial):
+    is_waited_for = served.model_id in view.demand
+    is_own_trial = seen is not None and not is_waited_for
+    if not (is_own_trial or (is_waited_for and isinstance(answer, Refuse))):
         return answer
     least = least_plan(view, served, plan, ours=ours, context=context)
     if least is None or (seen and has_just_died_of(seen, least, now_s=now_s)):
@@ -407,11 +418,12 @@ def _wait_or_refuse(
     claim = claim_of(view, shortfall)
     if departures := make_turn(view, served, shortfall, now_s=now_s):
         return departures, claim
-    idle = evictable(view, now_s=now_s)
-    if any(not seen.state.is_down and seen not in idle for seen in view.instances):
+    pinned = pinned_for_good(view)
+    staying = (*evictable(view, now_s=now_s), *pinned)
+    if any(not seen.state.is_down and seen not in staying for seen in view.instances):
         # A busy or loading one may still give its memory back; the wait is bounded. What becomes
         # free of itself meanwhile goes to who has waited for a turn, where that can be enough.
         return claim if may_wait_no_longer(view, served, now_s=now_s) else Waiting()
-    if served.model_id not in view.demand:
-        return Waiting()  # pinned and too big for now: nobody to tell, the next pass looks again
-    return Refuse(served.model_id, str(shortfall), retry_after_s=None)
+    beside = ", ".join(seen.model_id for seen in pinned)
+    reason = f"{shortfall}, beside what is pinned: {beside}" if beside else str(shortfall)
+    return Refuse(served.model_id, reason, retry_after_s=None)

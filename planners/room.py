@@ -15,7 +15,7 @@ from planners.placement import plan_launch
 from planners.plan import LaunchPlan, Shortfall
 from planners.settings import ContextPolicy
 from planners.taken import Taken, taken
-from planners.turns import evictable, is_pinned, patience_s, yielding
+from planners.turns import evictable, is_pinned, patience_s, pinned_for_good, yielding
 from planners.view import RELEASING, Observed, View
 
 Departures = tuple[Stop | Yield, ...]
@@ -123,6 +123,11 @@ def make_room_by_count(
         busy = yielding(view, served, now_s=now_s)
         for seen in sorted(busy, key=lambda seen: seen.ready_since_s or 0.0)[:1]:
             return (Yield(seen.instance_id, reason, served.model_id),), Waiting()
+    pinned = pinned_for_good(view)
+    if all(seen.state.is_down or seen in pinned for seen in view.instances):
+        names = ", ".join(seen.model_id for seen in pinned)
+        why = f"{view.settings.max_loaded} models at once is the limit, and pinned are {names}"
+        return Refuse(served.model_id, why, retry_after_s=None)
     return Waiting()
 
 

@@ -99,6 +99,12 @@ def is_pinned(view: View, seen: Observed) -> bool:
     return served is not None and served.settings.pin
 
 
+def pinned_for_good(view: View) -> list[Observed]:
+    """Ready instances that never make way; one that loads may yet take less than was promised."""
+    ready = (seen for seen in view.instances if seen.state is InstanceState.READY)
+    return [seen for seen in ready if is_pinned(view, seen)]
+
+
 def _lingers(view: View, seen: Observed, *, now_s: float) -> bool:
     is_fresh = seen.idle_since_s is not None and now_s - seen.idle_since_s < LINGER_S
     return is_fresh and not is_turn_over(view, seen, now_s=now_s)

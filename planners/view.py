@@ -137,3 +137,5 @@ class View:
     """Bytes of what was stopped just now that still come back: free figures lack them."""
     unplannable: Mapping[ModelId, str] = field(default_factory=dict)
     """Models whose planning failed by a bug of ours, and the sentence: not planned for now."""
+    told: Mapping[ModelId, str] = field(default_factory=dict)
+    """Launch keys of pinned models that cannot be launched, which was told with nobody waiting."""

@@ -55,14 +55,16 @@ class Acceptor:
         for _ in range(AT_ONCE):
             try:
                 caller, _ = self._sock.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            except BlockingIOError:
+                self._is_full = False  # nobody waits any more: the next lack is another one
+                return
+            except (InterruptedError, ConnectionAbortedError):
                 return
             except OSError as exc:
                 if exc.errno not in _LACKING:
                     raise
                 self._pause(exc)
                 return
-            self._is_full = False
             caller.setblocking(False)
             arrival = self._loop.create_task(self._let_in(caller), name="arrival")
             self._arriving.add(arrival)  # the loop itself keeps but a weak reference

@@ -5,7 +5,8 @@ read again, in a thread of its own, and the outcome replaces the old one whole.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -23,7 +24,10 @@ from planners.model import (
 from planners.settings import ModelRule
 from supervisor.gguf_files import (
     CannotLook,
+    DiskFailed,
+    FileStat,
     ModelFile,
+    Sweep,
     file_at,
     raise_if_passing,
     read_model,
@@ -104,8 +108,9 @@ class Catalogue:
 def _log_changes(before: Listing, after: Listing) -> None:
     if before.models != after.models:
         log.info("catalogue.changed", n_models=len(after.models), n_broken=len(after.broken))
+    known = frozenset(before.broken)  # a folder may hold thousands
     for broken in after.broken:
-        if broken not in before.broken:
+        if broken not in known:
             log.warning("model.broken", path=broken.path, reason=broken.reason)
 
 
@@ -120,31 +125,54 @@ class _Read:
 
 
 class _Library:
-    """What files turned out to be, kept while they stay so. Lives in the reading thread."""
+    """What files turned out to be, kept while they stay so. Lives in the reading thread.
+
+    What a disk that does not answer held when it last did is held to be there still.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, _Read] = {}
+        self._swept: tuple[ModelFile, ...] = ()
+        self._named: dict[tuple[str, str], ModelFile | BrokenFile] = {}
+        self._companions: dict[str, FileStat | str] = {}
 
     def listing(self, offer: Offer) -> Listing:
-        """What is on offer now. Blocking."""
+        """What is on offer now. Blocking. Raises CannotLook."""
         found = sweep(offer.dirs)
+        self._swept = _with_unseen(found, self._swept, dirs=offer.dirs)
         named = tuple(
-            (rule, file_at(rule.path, name=rule.name))
+            (rule, self._file_at(rule.path, rule.name))
             for rule in offer.rules
             if rule.path is not None
         )
-        wanted = [*found.files, *(file for _, file in named if isinstance(file, ModelFile))]
-        others = (file_at(path, name=path) for path in offer.read_companions())
+        wanted = [*self._swept, *(file for _, file in named if isinstance(file, ModelFile))]
+        others = (self._file_at(path, path) for path in offer.read_companions())
         wanted += [file for file in others if isinstance(file, ModelFile)]
         self._known = {file.path: self._read(file) for file in wanted}
         files = Files(
-            found=found.files,
+            found=self._swept,
             named=named,
             infos={path: read.info for path, read in self._known.items()},
-            companions={path: stat_of(path) for path in offer.companions()},
+            companions={path: self._stat_of(path) for path in offer.companions()},
             broken=found.broken,
         )
         return listed(offer, files)
+
+    def _file_at(self, path: str, name: str) -> ModelFile | BrokenFile:
+        try:
+            file = file_at(path, name=name)
+        except DiskFailed as exc:
+            return self._named.get((path, name)) or BrokenFile(path, str(exc))
+        self._named[path, name] = file
+        return file
+
+    def _stat_of(self, path: str) -> FileStat | str:
+        try:
+            found = stat_of(path)
+        except DiskFailed as exc:
+            return self._companions.get(path) or str(exc)
+        self._companions[path] = found
+        return found
 
     def _read(self, file: ModelFile) -> _Read:
         known = self._known.get(file.path)
@@ -160,9 +188,33 @@ class _Library:
             broken = BrokenFile(file.path, f"{exc}{hint}", kind=kind)
             return _Read(file.key, broken, is_final=not may_grow)
         except OSError as exc:
-            raise_if_passing(exc, path=file.path)
+            with suppress(DiskFailed):  # a bad sector is its file's alone
+                raise_if_passing(exc, path=file.path)
             reason = f"cannot be read: {exc.strerror or exc}"
             return _Read(file.key, BrokenFile(file.path, reason), is_final=False)
+
+
+def _with_unseen(
+    found: Sweep, before: Iterable[ModelFile], *, dirs: Sequence[str]
+) -> tuple[ModelFile, ...]:
+    """The files of a sweep, and those of the one before that it could not look at, by folder."""
+    if not found.unseen:
+        return found.files
+    there = {file.path for file in found.files}
+    unseen = (file for file in before if file.path not in there and _is_of(file, found.unseen))
+
+    def place(file: ModelFile) -> int:
+        return next((n for n, folder in enumerate(dirs) if _is_below(file.path, folder)), len(dirs))
+
+    return tuple(sorted((*found.files, *unseen), key=place))
+
+
+def _is_of(file: ModelFile, paths: Iterable[str]) -> bool:
+    return any(_is_below(part.path, path) for path in paths for part in file.parts)
+
+
+def _is_below(path: str, other: str) -> bool:
+    return path == other or path.startswith(other.rstrip("/") + "/")
 
 
 def _age_s(file: ModelFile) -> float:

@@ -87,6 +87,14 @@ class Child(asyncio.SubprocessProtocol):
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
+    def kill_rest(self) -> None:
+        """SIGKILL what it started in its group and left, as a script does that wraps an engine.
+
+        While one of them lives no other process can have the group's number.
+        """
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.SubprocessTransport, transport)
 
@@ -144,6 +152,7 @@ async def running(
         try:
             await _stop(child, stop_s=stop_s)
         finally:
+            child.kill_rest()
             transport.close()
 
 

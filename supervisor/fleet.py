@@ -20,6 +20,7 @@ from planners.learning import Exchange, learned_reasons
 from planners.line import Priority
 from planners.model import BrokenFile, ModelId, ServedModel
 from planners.plan import InstanceId, LaunchPlan
+from planners.reconcile import launch_key
 from planners.settings import ContextPolicy
 from planners.view import LineSeen, Observed, View
 from supervisor.catalogue import Catalogue
@@ -76,6 +77,7 @@ class Fleet:
             look=self.look,
         )
         self._yielded_s: dict[ModelId, float] = {}
+        self._told: dict[ModelId, str] = {}
         self._launched = 0
         self._woken = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -203,8 +205,11 @@ class Fleet:
     async def until_gone(self, lease: Lease, *, within_s: float) -> str | None:
         """Return once the child behind `lease` is known to be gone, or `within_s` have passed.
 
+        Asked by who could not reach it, or lost it: one that runs on where nobody reaches it ends.
         Why it ended, as a clause; None where that is not known.
         """
+        if missed := self._instances.get(lease.instance_id):
+            missed.missed(lease.socket_path)
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._book.until_gone(lease)
@@ -317,6 +322,7 @@ class Fleet:
             contexts=self._wanted_contexts(),
             yielded_s=dict(self._yielded_s),
             settling=self._machine.settling(),
+            told=dict(self._told),
         )
 
     def _wanted_contexts(self) -> dict[ModelId, int]:
@@ -335,6 +341,7 @@ class Fleet:
                 self._start(action, tasks)
             case Restart(instance_id, plan, reason, context):
                 self._preflights.forget(plan.model_id)
+                self._told.pop(plan.model_id, None)
                 instance = self._instances[instance_id]
                 instance.serves_context = context
                 instance.resume(plan, self._engine(plan), reason=reason)
@@ -356,6 +363,7 @@ class Fleet:
         self._launched += 1
         plan = start.plan
         self._yielded_s.pop(plan.model_id, None)
+        self._told.pop(plan.model_id, None)
         instance_id = InstanceId(f"i{self._launched}")
         served = self._leasing.processes().models[plan.model_id]
         child_log = self._child_logs.open(plan.model_id, instance_id)
@@ -413,6 +421,8 @@ class Fleet:
         )
         self._preflights.forget(model_id)
         refused = self._book.refuse(model_id, error)
+        if not refused and (served := self._leasing.processes().models.get(model_id)):
+            self._told[model_id] = launch_key(served, self._desired.rules)
         log.warning("model.refused", model_id=model_id, reason=reason, callers=refused)
         self._journal.record("model.refused", model_id=model_id, reason=reason, callers=refused)
 

@@ -24,11 +24,10 @@ FIRST_READ_BYTES = 1 << 20  # holds the header of models with small vocabularies
 _PART = re.compile(r"(?P<base>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})", re.DOTALL)
 
 
-_PASSING = {
-    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR,
-    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN,
-}  # fmt: skip
-"""What says nothing of the file: we or its disk cannot look just now."""
+_OURS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR}
+"""What says nothing of any file: we cannot look just now."""
+_ITS_DISKS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN}
+"""What says nothing of the file but that its disk cannot tell just now; others may be well."""
 
 
 class CannotLook(SupervisorError):
@@ -39,10 +38,16 @@ class CannotLook(SupervisorError):
         super().__init__(f"{printable(path)} cannot be looked at just now: {why}")
 
 
+class DiskFailed(CannotLook):
+    """Likewise of one file or folder, whose disk does not answer."""
+
+
 def raise_if_passing(exc: OSError, *, path: str) -> None:
-    """Raise CannotLook for an error that must not pass for a file's absence."""
-    if exc.errno in _PASSING:
-        raise CannotLook(path=path, why=exc.strerror or str(exc)) from exc
+    """Raise CannotLook, or DiskFailed, for an error that must not pass for a file's absence."""
+    if exc.errno in _OURS:
+        raise CannotLook(path=path, why=_reason(exc)) from exc
+    if exc.errno in _ITS_DISKS:
+        raise DiskFailed(path=path, why=_reason(exc)) from exc
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +88,8 @@ class ModelFile:
     def stem(self) -> str:
         """The file's own name, without .gguf and part numbers."""
         stem = _stem(os.path.basename(self.path))
-        match = _PART.fullmatch(stem)
-        return match["base"] if match else stem
+        part = _part(stem)
+        return part.base if part else stem
 
     @property
     def size_bytes(self) -> int:
@@ -108,10 +113,15 @@ class Sweep:
 
     files: tuple[ModelFile, ...]
     broken: tuple[BrokenFile, ...]
+    unseen: tuple[str, ...] = ()
+    """Paths of files and folders whose disk does not answer; each is among `broken` too."""
 
 
 def sweep(folders: Iterable[str], *, max_entries: int = MAX_ENTRIES) -> Sweep:
-    """Every GGUF file in `folders` and below, in order. Hidden files and folders are left alone."""
+    """Every GGUF file in `folders` and below, in order. Hidden files and folders are left alone.
+
+    Raises CannotLook where we cannot look at anything.
+    """
     files: list[ModelFile] = []
     walk = _Walk(max_entries)
     for folder in folders:
@@ -121,17 +131,16 @@ def sweep(folders: Iterable[str], *, max_entries: int = MAX_ENTRIES) -> Sweep:
             whole, broken = _put_together(found, prefix=prefix)
             files += whole
             walk.broken += broken
-    return Sweep(tuple(files), tuple(walk.broken))
+    return Sweep(tuple(files), tuple(walk.broken), tuple(walk.unseen))
 
 
 def file_at(path: str, *, name: str) -> ModelFile | BrokenFile:
-    """The model whose only or first file is `path`."""
-    stem = _stem(path)
-    match = _PART.fullmatch(stem)
+    """The model whose only or first file is `path`. Raises CannotLook."""
+    part = _part(_stem(path))
     paths = [path]
-    if match and match["number"] == "00001":
-        count = int(match["count"])
-        paths = [f"{match['base']}-{n:05}-of-{count:05}{SUFFIX}" for n in range(1, count + 1)]
+    if part and part.number == 1:
+        numbers = range(1, part.count + 1)
+        paths = [f"{part.base}-{n:05}-of-{part.count:05}{SUFFIX}" for n in numbers]
     parts = []
     for number, part_path in enumerate(paths, start=1):
         found = stat_of(part_path)
@@ -144,7 +153,7 @@ def file_at(path: str, *, name: str) -> ModelFile | BrokenFile:
 
 
 def stat_of(path: str) -> FileStat | str:
-    """The regular file at `path`, links followed, or why there is none."""
+    """The regular file at `path`, links followed, or why there is none. Raises CannotLook."""
     try:
         found = os.stat(path)
     except OSError as exc:
@@ -163,12 +172,15 @@ def read_model(file: ModelFile) -> ModelInfo:
 def _header(path: str) -> GgufHeader:
     # Read, not mapped: a file that shrinks under a mapping kills the process with SIGBUS.
     with open(path, "rb", opener=_open_at_once) as stream:
-        file_bytes = os.fstat(stream.fileno()).st_size
+        found = os.fstat(stream.fileno())
+        if not stat.S_ISREG(found.st_mode):  # it took the file's place since the sweep
+            raise GgufError(GgufKind.MALFORMED, "not a regular file")
         head, wanted_bytes = b"", FIRST_READ_BYTES
         while True:
-            head += stream.read(wanted_bytes - len(head))
+            # None of what only waiting would bring, as some files of the kernel have it.
+            head += stream.read(wanted_bytes - len(head)) or b""
             try:
-                return read_header(head, file_bytes=file_bytes)
+                return read_header(head, file_bytes=found.st_size)
             except NeedMore as exc:
                 if len(head) < wanted_bytes:
                     why = f"truncated: it ends at byte {len(head)}"
@@ -190,6 +202,24 @@ def _stem(path: str) -> str:
     return path[: -len(SUFFIX)] if path.lower().endswith(SUFFIX) else path
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a part's name says of it."""
+
+    base: str
+    number: int
+    count: int
+
+
+def _part(stem: str) -> _Part | None:
+    """None for a whole model, and for numbers that no split gives, such as 0 of 0 or 3 of 2."""
+    match = _PART.fullmatch(stem)
+    if match is None:
+        return None
+    part = _Part(match["base"], int(match["number"]), int(match["count"]))
+    return part if 1 <= part.number <= part.count else None
+
+
 def _put_together(
     found: list[FileStat], *, prefix: str
 ) -> tuple[list[ModelFile], list[BrokenFile]]:
@@ -198,12 +228,11 @@ def _put_together(
     split: dict[tuple[str, int], dict[int, FileStat]] = {}
     for file in found:
         stem = _stem(os.path.basename(file.path))
-        match = _PART.fullmatch(stem)
-        if match is None:
+        part = _part(stem)
+        if part is None:
             files.append(ModelFile(prefix + stem, (file,)))
         else:
-            parts = split.setdefault((match["base"], int(match["count"])), {})
-            parts[int(match["number"])] = file
+            split.setdefault((part.base, part.count), {})[part.number] = file
     broken = []
     for (base, count), parts in split.items():
         missing = next((n for n in range(1, count + 1) if n not in parts), None)
@@ -224,6 +253,7 @@ class _Walk:
         self._seen: set[tuple[int, int]] = set()
         self._max_entries = self._entries_left = max_entries
         self.broken: list[BrokenFile] = []
+        self.unseen: list[str] = []
 
     def through(self, folder: str) -> Iterator[tuple[str, list[FileStat]]]:
         """Each folder from `folder` down, with the GGUF files in it, by name."""
@@ -233,9 +263,7 @@ class _Walk:
             try:
                 entries = self._entries(here)
             except OSError as exc:
-                raise_if_passing(exc, path=here)
-                reason = f"cannot be searched: {_reason(exc)}"
-                self.broken.append(BrokenFile(printable(here), reason, kind=BrokenKind.FOLDER))
+                self._cannot_search(here, exc)
                 continue
             files = [found for entry in entries if (found := self._file(entry)) is not None]
             yield here, files
@@ -245,6 +273,14 @@ class _Walk:
         if self._entries_left <= 0:
             reason = f"more than {self._max_entries} entries: the rest is not looked at"
             self.broken.append(BrokenFile(folder, reason, kind=BrokenKind.FOLDER))
+
+    def _cannot_search(self, folder: str, exc: OSError) -> None:
+        try:
+            raise_if_passing(exc, path=folder)
+        except DiskFailed:
+            self.unseen.append(folder)
+        reason = f"cannot be searched: {_reason(exc)}"
+        self.broken.append(BrokenFile(printable(folder), reason, kind=BrokenKind.FOLDER))
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         """What lies in `folder`, by name; nothing where a link led here before. Raises OSError."""
@@ -268,7 +304,11 @@ class _Walk:
         if not entry.path.isprintable():  # nor could any list of models that it stood in
             self.broken.append(BrokenFile(printable(entry.path), "its name cannot be printed"))
             return None
-        found = stat_of(entry.path)
+        try:
+            found = stat_of(entry.path)
+        except DiskFailed as exc:
+            self.unseen.append(entry.path)
+            found = f"cannot be looked at just now: {exc.why}"
         if isinstance(found, str):
             self.broken.append(BrokenFile(entry.path, found))
             return None

@@ -22,10 +22,11 @@ from planners.progress import (
     resumed,
     verdict,
 )
-from supervisor.launch import Launch
+from supervisor.launch import CUT_OFF, Launch
 from supervisor.lease import LeaseBook
 from supervisor.llama import answers, client_of, slots_told
 from supervisor.pulse import work_of
+from supervisor.race import found_first
 
 log = structlog.get_logger(__name__)
 
@@ -45,9 +46,18 @@ class HangWatch:
         self._launch, self._instance_id, self._book = launch, instance_id, book
         self._heard_bytes, self._limits = heard_bytes, limits
         self._course: Course | None = None
+        self._cut_off = asyncio.Event()
+
+    def missed(self) -> None:
+        """A caller could not reach the child: where its socket is gone, nobody can."""
+        if self._launch.is_cut_off:
+            self._cut_off.set()
 
     async def until_hung(self) -> Hung:
         """The evidence, once the child hangs."""
+        return await found_first(self._until_stuck(), self._cut_off.wait()) or Hung(CUT_OFF)
+
+    async def _until_stuck(self) -> Hung:
         while True:
             await self._book.until_busy(self._instance_id)
             if (hung := await self._watched_while_busy()) is not None:

@@ -101,6 +101,7 @@ class Instance:
         self._shop, self._child_log = shop, child_log
         self._state = InstanceState.LOADING
         self._launch: Launch | None = None
+        self._watch: HangWatch | None = None
         self._launches = 0
         self._setbacks = Setbacks(shop.history.rung_of(plan))
         self._ready_s: float | None = None
@@ -168,6 +169,12 @@ class Instance:
         if self._launch is not None and self._launch.socket_path == socket_path:
             self._has_answered = True
             self._setbacks.answered()
+
+    def missed(self, socket_path: str) -> None:
+        """A caller could not reach the child behind `socket_path`."""
+        launch, watch = self._launch, self._watch
+        if launch is not None and watch is not None and launch.socket_path == socket_path:
+            watch.missed()
 
     def why_ended(self, socket_path: str) -> str | None:
         """Why the child behind `socket_path` ended unasked; None where it is not the last one."""
@@ -263,7 +270,7 @@ class Instance:
         self._setbacks.got_ready()
         self._note("ready", None)
         self._shop.book.open(self._opening(launch), now_s=ready_s)
-        watch = self._hang_watch(launch)
+        watch = self._watch = self._hang_watch(launch)
         hung = await found_first(watch.until_hung(), child.wait(), self._stop_asked.wait())
         if child.returncode is not None:
             return await _cause(child)

@@ -8,7 +8,7 @@ file that can be written.
 import os
 import sqlite3
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -245,6 +245,8 @@ def _opened_with_tables(path: Path) -> Database:
     with ExitStack() as undone:
         db = Database(sqlite3.connect(path, timeout=BUSY_S))
         undone.callback(db.close)
+        # A text that was damaged on disk costs no other row.
+        db.conn.text_factory = lambda raw: raw.decode(errors="replace")
         db.enable_wal()
         db.execute(f"pragma journal_size_limit = {WAL_BYTES}")
         _migrate(db)
@@ -258,17 +260,39 @@ def _migrate(db: Database) -> None:
     version = int(db.execute("pragma user_version").fetchone()[0])
     if version > VERSION:
         raise WrongSchema(f"it is of schema {version}, and this inferenceosd knows {VERSION}")
+    _refuse_strange_objects(db)
     for name, table in TABLES.items():
         there = db.table(name)
-        if there.exists() and (lacking := _lacking(table.columns, there.columns_dict)):
-            raise WrongSchema(f"its table {name} has no column {lacking[0]}")
+        if there.exists() and (strange := _strangeness(db, name, table)):
+            raise WrongSchema(f"its table {name} {strange}")
         there.create(dict(table.columns), pk=table.pk, if_not_exists=True)
         there.create_index(list(table.index), if_not_exists=True)
     db.execute(f"pragma user_version = {VERSION}")
 
 
-def _lacking(columns: Iterable[str], there: Container[str]) -> list[str]:
-    return [name for name in columns if name not in there]
+def _refuse_strange_objects(db: Database) -> None:
+    """Raise WrongSchema where a name of ours is no table's, or a trigger would act on our rows."""
+    for kind, name in db.execute("select type, name from sqlite_master").fetchall():
+        if kind == "trigger" or (name in TABLES and kind != "table"):
+            raise WrongSchema(f"its {kind} {name} is not ours")
+
+
+def _strangeness(db: Database, name: str, table: Table) -> str | None:
+    """What keeps our rows from being written to a table that is there, or read back by age."""
+    there = db.table(name)
+    for column in table.columns:
+        if column not in there.columns_dict:
+            return f"has no column {column}"
+    if there.pks != [table.pk]:
+        return f"has another key than {table.pk}"
+    for found in there.columns:
+        if found.notnull and found.name not in table.columns:
+            return f"wants a column {found.name}"
+    try:
+        db.execute(f"select rowid from [{name}] limit 0")
+    except sqlite3.OperationalError:
+        return "has no rowid"
+    return None
 
 
 def _forget_oldest_aside(path: Path) -> None:

@@ -22,6 +22,7 @@ from supervisor.pulse import work_of
 
 HEALTH_EVERY_S = 0.05  # cadence while loading: /health costs the child nothing
 HEALTH_S = 2.0  # /health is answered by the HTTP thread alone, within a millisecond
+CUT_OFF = "its socket was removed from the runtime folder, so nobody reaches it"
 MAX_BUFFERS = 1000  # a load logs some ten a device
 
 
@@ -60,6 +61,12 @@ class Launch:
         """None before the child starts and once it has ended."""
         child = self._child
         return child.pid if child is not None and child.returncode is None else None
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether somebody removed the socket on which a child that once listened is reached."""
+        has_told = self._child is not None and self._child.farewell is not None
+        return (self.is_loaded or has_told) and not self._socket_path.exists()
 
     def log_lines(self, n: int) -> tuple[str, ...]:
         """Up to `n` newest lines of the child's log."""
@@ -147,6 +154,8 @@ class Launch:
             return why
 
     def _why_stalled(self, limits: LoadLimits) -> str | None:
+        if self.is_cut_off:
+            return CUT_OFF
         return self._load_progress.why_stalled(limits, reads=self._bytes_read, now_s=monotonic())
 
     def _bytes_read(self) -> int | None:

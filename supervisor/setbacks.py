@@ -108,7 +108,7 @@ class Setbacks:
         A load that ends without a word may have; one that does so again is taken to.
         """
         if cause.kind in MUTE:
-            is_load = is_load and cause.returncode is not None
+            is_load = is_load and cause.returncode not in (None, 0)  # 0 is an end of its own will
             self._mute_ends += is_load
             if not is_load or self._mute_ends < MUTE_ENDS:
                 return None

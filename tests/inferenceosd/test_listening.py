@@ -88,6 +88,13 @@ def test_an_admin_socket_that_answers_is_not_taken_and_its_holder_named(tmp_path
         listen_privately(path)
 
 
+def test_an_admin_socket_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(CannotListen, match="Not a directory"):
+        listen_privately(tmp_path / "file" / "admin.sock")
+
+
 def test_a_file_that_takes_anothers_place_has_another_key(tmp_path: Path) -> None:
     path = tmp_path / "admin.sock"
     with closing(listen_privately(path)):

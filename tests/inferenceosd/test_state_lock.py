@@ -1,11 +1,12 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from inferenceosd.state_lock import StateLocked, locked
+from inferenceosd.state_lock import CannotLock, StateLocked, locked
 
 
 def test_a_second_holder_is_told_who_is_the_first(tmp_path: Path) -> None:
@@ -18,6 +19,24 @@ def test_the_lock_is_free_again_after_the_block(tmp_path: Path) -> None:
         pass
 
     with locked(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(Path.mkdir, id="a folder"),
+        pytest.param(lambda path: path.symlink_to(path), id="a link to itself"),
+        pytest.param(lambda path: path.symlink_to("/dev/null"), id="a device"),
+        pytest.param(os.mkfifo, id="a pipe"),
+    ],
+)
+def test_what_is_no_file_in_the_locks_place_is_named(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    make(tmp_path / "lock")
+
+    with pytest.raises(CannotLock, match=f"cannot use {tmp_path}/lock: .*"), locked(tmp_path):
         pass
 
 

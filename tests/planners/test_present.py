@@ -23,6 +23,7 @@ EXPIRED = view(A, instances=(replace(IDLE, keep_alive_s=1.0),))
 OFFERED_NO_MORE = view(instances=(IDLE,))
 TIGHT = hardware(available_bytes=1 << 30)
 EVICTION = view(A, B, instances=(IDLE,), waiting=(B,), machine=TIGHT)
+UNMET_PIN = view(replace(HUGE, settings=replace(HUGE.settings, pin=True)))
 REFUSAL = view(A, HUGE, instances=(IDLE,), waiting=(HUGE,))
 
 
@@ -42,6 +43,7 @@ def kept(decided_on: View, now: View) -> tuple[Action, ...]:
         pytest.param(OFFERED_NO_MORE, Stop, id="offered no more"),
         pytest.param(EVICTION, Stop, id="eviction"),
         pytest.param(REFUSAL, Refuse, id="refusal"),
+        pytest.param(UNMET_PIN, Refuse, id="pin without room"),
     ],
 )
 def test_in_an_unchanged_world_every_action_is_carried_out(world: View, kind: type[Action]) -> None:

@@ -388,6 +388,57 @@ def test_a_pinned_model_is_never_stopped_to_make_room() -> None:
     assert not [action for action in actions(world) if isinstance(action, Stop)]
 
 
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
+def test_who_finds_room_only_in_the_place_of_pinned_models_is_told_at_once(is_busy: bool) -> None:
+    pinned = model("a", weights_bytes=10 * GIB, pin=True)
+    big_b = model("b", weights_bytes=10 * GIB)
+    holder = busy(pinned) if is_busy else seen(pinned)
+
+    (refusal,) = actions(view(pinned, big_b, instances=(holder,), waiting=(big_b,)))
+
+    assert isinstance(refusal, Refuse)
+    assert "b does not fit" in refusal.reason
+    assert "beside what is pinned: a" in refusal.reason
+
+
+def test_who_waits_for_a_pinned_model_to_be_loaded_may_find_room_beside_it() -> None:
+    pinned = model("a", weights_bytes=10 * GIB, pin=True)
+    big_b = model("b", weights_bytes=10 * GIB)
+    loading = seen(pinned, InstanceState.LOADING)
+
+    assert actions(view(pinned, big_b, instances=(loading,), waiting=(big_b,))) == ()
+
+
+def test_where_all_that_may_be_loaded_are_pinned_callers_of_others_are_told() -> None:
+    pinned = model("a", pin=True)
+    settings = replace(FLEET, max_loaded=1)
+
+    (refusal,) = actions(
+        view(pinned, B, instances=(seen(pinned),), waiting=(B,), settings=settings)
+    )
+
+    assert isinstance(refusal, Refuse)
+    assert refusal.reason == "1 models at once is the limit, and pinned are a"
+
+
+@pytest.mark.parametrize("engines", [(), (ENGINE,)], ids=["no engine", "no room"])
+def test_a_pinned_model_that_cannot_be_launched_is_told_once(engines: tuple[Engine, ...]) -> None:
+    huge = model("a", weights_bytes=900 * GIB, pin=True)
+    world = view(huge, engines=engines)
+
+    (refusal,) = actions(world)
+
+    assert isinstance(refusal, Refuse)
+    assert actions(replace(world, told={huge.model_id: launch_key(huge, RULES)})) == ()
+    assert actions(replace(world, told={huge.model_id: "of another file"})) == (refusal,)
+
+
+def test_nobody_is_told_of_a_model_that_comes_back_without_an_engine_and_unasked() -> None:
+    fallen = seen(A, InstanceState.BACKOFF, retry_at_s=NOW_S, running=0)
+
+    assert actions(view(A, instances=(fallen,), engines=())) == ()
+
+
 def test_the_longest_idle_model_makes_way_at_the_limit_of_loaded_models() -> None:
     c = model("c")
     older, newer = seen(A, idle_since_s=NOW_S - 20), seen(B, idle_since_s=NOW_S - 5)

@@ -46,6 +46,11 @@ async def main():
     acceptor = Acceptor(Echo, listener)
     await asyncio.sleep(1.0)  # which a spin would fill with tries
     tries = Counting.tries
+    os.close(held.pop())  # one is taken in, and it is full again
+    async with asyncio.timeout(10):
+        await loop.sock_recv(callers[0], 9)
+    callers[0].sendall(b"hello")
+    await asyncio.sleep(0.6)
     for descriptor in held:
         os.close(descriptor)
     async with asyncio.timeout(10):

@@ -1,12 +1,14 @@
 """supervisor.catalogue: from folders and rules to models by name, and changes noticed."""
 
 import asyncio
+import errno
 import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -435,6 +437,69 @@ async def test_what_was_offered_stays_while_nobody_can_look(tmp_path: Path) -> N
 
     assert ModelId("Tiny") in catalogue.models
     assert catalogue.broken == ()
+
+
+def disk_fails_below(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a network disk whose server is gone: whatever is asked of it fails."""
+
+    def failing(asked: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if str(path).startswith(str(folder)):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+            return asked(path, *args, **kwargs)
+
+        return ask
+
+    monkeypatch.setattr(os, "scandir", failing(os.scandir))
+    monkeypatch.setattr(os, "stat", failing(os.stat))
+
+
+async def test_what_a_disk_held_that_fails_stays_on_offer_and_others_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far, near = tmp_path / "far", tmp_path / "near"
+    put(far, "m.gguf")
+    path = put(far, "named.gguf")
+    put(near, "m.gguf")
+    adapted = rule("adapted", path, settings=replace(PLAIN, lora_paths=(str(path),)))
+    catalogue = Catalogue(dirs=(str(far), str(near)), rules=(adapted,), defaults=PLAIN)
+    await catalogue.scan()
+    before = dict(catalogue.models)
+    disk_fails_below(far, monkeypatch)
+    put(near, "new.gguf")
+
+    assert await catalogue.scan()
+
+    new = found(catalogue, "new")
+    assert catalogue.models == before | {new.model_id: new}
+    assert "input/output error" in reasons(catalogue)["far"]
+
+
+async def test_a_disk_that_fails_from_the_start_costs_the_models_on_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far, near = tmp_path / "far", tmp_path / "near"
+    path = put(far, "named.gguf")
+    put(near, "m.gguf")
+    disk_fails_below(far, monkeypatch)
+    catalogue = Catalogue(dirs=(str(far), str(near)), rules=(rule("named", path),), defaults=PLAIN)
+
+    await catalogue.scan()
+
+    assert list(catalogue.models) == ["m"]
+    assert "input/output error" in reasons(catalogue)["named.gguf"]
+
+
+async def test_a_file_that_cannot_be_read_to_its_end_costs_no_other_one(
+    catalogue: Catalogue, tmp_path: Path
+) -> None:
+    put(tmp_path, "m.gguf")
+    (tmp_path / "bad.gguf").symlink_to("/proc/self/mem")  # EIO, as of a bad sector
+
+    await catalogue.scan()
+
+    assert list(catalogue.models) == ["m"]
+    assert reasons(catalogue)["bad.gguf"] == "cannot be read: Input/output error"
 
 
 async def test_a_folder_whose_name_is_no_utf8_hides_only_its_own_models(tmp_path: Path) -> None:

@@ -76,6 +76,16 @@ async def test_a_killed_childs_whole_group_dies_with_it() -> None:
     await until_gone(grandchild)
 
 
+async def test_what_a_child_started_does_not_outlive_its_own_quiet_end() -> None:
+    said: list[str] = []
+
+    async with shell("sleep 60 & echo $!; wait", on_stdout=said.append) as child:
+        grandchild = int(await first_line(said))
+
+    assert child.returncode == -signal.SIGTERM
+    await until_gone(grandchild)
+
+
 async def test_a_child_that_is_asked_over_its_stdin_gets_no_signal() -> None:
     said: list[str] = []
     script = "trap 'echo signalled' TERM; echo ready; read line; echo got $line; exit 7"

@@ -19,7 +19,7 @@ import pytest
 from planners.learning import LEAST_SAMPLES
 from planners.model import ModelId
 from planners.plan import LaunchPlan, Shortfall
-from planners.settings import ModelRule
+from planners.settings import MemoryRule, ModelRule
 from planners.view import InstanceState
 from supervisor.child_logs import FILE_BYTES
 from supervisor.devices.sighting import Reading
@@ -28,7 +28,7 @@ from supervisor.lease import LineFull, ModelUnavailable, Stopping, Usage, WaitTi
 from supervisor.tinymodel import tiny_model
 from tests.fakes import machines
 from tests.fakes.fleet_world import TINY, MakeWorld, World
-from tests.fakes.machines import PLAIN
+from tests.fakes.machines import PLAIN, RULES
 from tests.fakes.processes import is_gone
 from tests.fakes.serving import serving
 
@@ -159,6 +159,26 @@ async def test_a_pinned_model_is_loaded_unasked_and_said_to_stay_for_ever(
         seen = world.seen()
         assert seen is not None
         assert seen.expires_at == inf
+
+
+async def test_a_pinned_model_that_finds_no_room_is_told_once(fleet_world: MakeWorld) -> None:
+    async with fleet_world() as world:
+        world.rule(replace(RULES, memory=MemoryRule(limit_bytes=1 << 20, reserve_bytes=0)))
+        pinned = ModelRule(TINY, None, (), replace(PLAIN, pin=True))
+        world.catalogue.reconfigure(dirs=(str(world.models),), rules=(pinned,), defaults=PLAIN)
+        await world.catalogue.scan()
+        world.fleet.look()
+        async with asyncio.timeout(30):
+            while not await world.journal.events(model_id=TINY, since=0.0, limit=100):
+                await asyncio.sleep(0.05)
+        with pytest.raises(ModelUnavailable):
+            await world.served_by()  # it was looked at once more
+
+        events = await world.journal.events(model_id=TINY, since=0.0, limit=100)
+
+    assert [event.kind for event in events] == ["model.refused"] * 2
+    assert [event.facts["callers"] for event in events] == [0, 1]
+    assert "does not fit" in events[0].reason
 
 
 async def test_a_keep_alive_once_given_holds_for_later_requests(fleet_world: MakeWorld) -> None:

@@ -1,7 +1,11 @@
 """supervisor.gguf_files: a bounded walk, split models, headers read piece by piece."""
 
+import errno
 import os
+import random
+import re
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -125,6 +129,35 @@ def test_a_part_of_absurdly_many_costs_nothing(tmp_path: Path) -> None:
     assert "part 2 of 99999 is missing" in reasons(tmp_path)["big-00001-of-99999.gguf"]
 
 
+@pytest.mark.parametrize("name", ["m-00000-of-00000", "m-00000-of-00002", "m-00003-of-00002"])
+def test_a_name_with_numbers_that_no_split_gives_is_a_whole_model(
+    tmp_path: Path, name: str
+) -> None:
+    path = put(tmp_path, f"{name}.gguf")
+
+    assert names(tmp_path) == [name]
+    assert isinstance(file_at(str(path), name="mine"), ModelFile)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_parts_lie_in_a_folder_each_is_offered_or_told_of(
+    tmp_path: Path, seed: int
+) -> None:
+    chance = random.Random(seed)
+    for _ in range(12):
+        name = f"{chance.choice('ab')}-{chance.randrange(4):05}-of-{chance.randrange(4):05}.gguf"
+        put(tmp_path, name)
+
+    found = sweep([str(tmp_path)])
+
+    offered = {part.path for file in found.files for part in file.parts}
+    told = {re.sub(r"-\d{5}-of", "", broken.path) for broken in found.broken}
+    left = {str(path) for path in tmp_path.iterdir()} - offered
+    assert {re.sub(r"-\d{5}-of", "", path) for path in left} == told
+    for path in tmp_path.iterdir():
+        file_at(str(path), name="mine")
+
+
 def test_a_path_to_the_first_part_stands_for_all(tmp_path: Path) -> None:
     for number, part in enumerate(split_gguf(2), start=1):
         put(tmp_path, f"big-{number:05}-of-00002.gguf", part)
@@ -146,6 +179,51 @@ def test_a_path_whose_second_part_is_missing_says_so(tmp_path: Path) -> None:
 
 def test_a_path_to_a_folder_is_no_model(tmp_path: Path) -> None:
     assert file_at(str(tmp_path), name="x") == BrokenFile(str(tmp_path), "a folder")
+
+
+def test_a_file_whose_place_a_pipe_took_is_not_waited_for(tmp_path: Path) -> None:
+    path = put(tmp_path, "m.gguf")
+    file = file_at(str(path), name="mine")
+    assert isinstance(file, ModelFile)
+    path.unlink()
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)  # reads would find a pipe that is open, and empty
+
+    try:
+        with pytest.raises(GgufError, match="not a regular file"):
+            read_model(file)
+    finally:
+        os.close(writer)
+
+
+def test_a_file_that_only_waiting_would_fill_is_cut_short(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").symlink_to("/proc/kmsg")  # regular to stat(), a queue to read()
+    file = file_at(str(tmp_path / "m.gguf"), name="mine")
+    assert isinstance(file, ModelFile)
+
+    with pytest.raises((GgufError, PermissionError)):  # who is not root may not open it
+        read_model(file)
+
+
+def test_a_folder_whose_disk_does_not_answer_hides_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, "far/m.gguf")
+    put(tmp_path, "near/m.gguf")
+    scandir = os.scandir
+
+    def failing(folder: str) -> Iterator[os.DirEntry[str]]:
+        if folder.endswith("far"):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", failing)
+
+    found = sweep([str(tmp_path)])
+
+    assert [file.name for file in found.files] == ["near/m"]
+    assert found.unseen == (str(tmp_path / "far"),)
+    assert "stale" in found.broken[0].reason
 
 
 def test_a_header_longer_than_the_first_read_is_read_on(tmp_path: Path) -> None:

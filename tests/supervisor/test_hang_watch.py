@@ -1,7 +1,9 @@
 """A hung child is told from a slow one, on real processes."""
 
+import asyncio
 import os
 import signal
+from pathlib import Path
 
 import httpx
 
@@ -103,3 +105,32 @@ async def test_a_child_that_hangs_while_it_drains_is_not_given_all_of_finish_s(
             await world.until_state(None)
 
         assert "instance.hung" in await world.kinds()
+
+
+async def test_a_child_whose_socket_was_removed_is_replaced_once_somebody_misses_it(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world() as world:
+        async with world.fleet.lease(TINY, caller="a") as lease:
+            pid = world.pid()
+            Path(lease.socket_path).unlink()
+
+            why = await world.fleet.until_gone(lease, within_s=10.0)
+
+        assert why is not None
+        assert "its socket was removed" in why
+        assert await world.served_by() != pid
+
+
+async def test_a_child_whose_socket_was_removed_while_it_loads_is_replaced(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world() as world:
+        world.order(load_s=1.0, launches=1)
+        caller = asyncio.create_task(world.served_by())
+        await world.until(lambda: bool(list(world.run_dir.glob("*.sock"))))
+
+        next(world.run_dir.glob("*.sock")).unlink()
+
+        assert await caller
+        assert "its socket was removed" in await hung_reason(world)

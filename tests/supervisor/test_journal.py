@@ -82,15 +82,22 @@ async def test_a_corrupt_file_is_set_aside_and_a_new_one_begun(tmp_path: Path) -
     assert [p.read_bytes()[:7] for p in tmp_path.glob("*.corrupt-*")] == [b"this is"]
 
 
-@pytest.mark.parametrize("cell", ["{", "[]", None, b"\xff", 1e308, -1, inf], ids=repr)
+@pytest.mark.parametrize(
+    ("cell", "kept_as"),
+    [*((cell, "") for cell in ("{", "[]", None, b"\xff", 1e308, -1, inf)), (b"\xff", "text")],
+    ids=repr,
+)
 @pytest.mark.parametrize("column", ["at", "kind", "facts", "reason"])
-async def test_a_damaged_row_costs_no_other_one(tmp_path: Path, column: str, cell: object) -> None:
+async def test_a_damaged_row_costs_no_other_one(
+    tmp_path: Path, column: str, cell: object, kept_as: str
+) -> None:
     path = tmp_path / "journal.db"
     async with open_journal(path) as journal:
         for kind in ("a", "damaged", "c"):
             journal.record(kind, model_id=M)
     with closing(sqlite3.connect(path)) as db, db:
-        db.execute(f"update events set [{column}] = ? where kind = 'damaged'", [cell])
+        value = f"cast(? as {kept_as})" if kept_as else "?"
+        db.execute(f"update events set [{column}] = {value} where kind = 'damaged'", [cell])
 
     async with open_journal(path) as journal:
         told = await journal.events(model_id=None, since=-inf, limit=10)
@@ -234,18 +241,30 @@ async def test_events_of_the_first_schema_are_carried_on(tmp_path: Path) -> None
         assert await kinds(journal) == ["old", "new"]
 
 
+OF_CONTEXTS = "create table contexts (model_id text primary key, at float, context integer)"
+A_TRIGGER = "create trigger t before insert on contexts begin select raise(abort, 'no'); end"
+
+
 @pytest.mark.parametrize(
     "statement",
     [
         pytest.param("pragma user_version = 99", id="of a later inferenceosd"),
         pytest.param("create table events (id integer primary key, what text)", id="of a stranger"),
+        pytest.param("create view events as select 1 as id", id="a view of our name"),
+        pytest.param("create table x (a); create index rates on x (a)", id="an index of our name"),
+        pytest.param(f"{OF_CONTEXTS}; {A_TRIGGER}", id="a trigger that refuses rows"),
+        pytest.param(f"{OF_CONTEXTS} without rowid", id="a table without rowid"),
+        pytest.param(OF_CONTEXTS.replace(" primary key", ""), id="a table without its key"),
+        pytest.param(
+            OF_CONTEXTS.replace("at float", "at float, more text not null"),
+            id="a table that wants more",
+        ),
     ],
 )
 async def test_a_file_of_another_schema_is_set_aside(tmp_path: Path, statement: str) -> None:
     path = tmp_path / "journal.db"
     with closing(sqlite3.connect(path)) as db:
-        db.execute(statement)
-        db.commit()
+        db.executescript(statement)
 
     async with open_journal(path) as journal:
         journal.record("a")

@@ -46,6 +46,18 @@ def test_a_load_that_dies_of_memory_asks_for_less_at_once_and_is_no_strike() -> 
     assert setbacks.openings == 0
 
 
+def test_loads_that_die_without_a_word_ask_for_less_and_those_that_end_well_do_not() -> None:
+    ended = replace(CRASH, summary="it ended by itself", returncode=0)
+    crashing, ending = Setbacks(Rung()), Setbacks(Rung())
+
+    for _ in range(3):
+        after(crashing, CRASH)
+        after(ending, ended)
+
+    assert crashing.rung.hidden_bytes
+    assert not ending.rung.hidden_bytes
+
+
 def test_where_there_is_no_less_it_waits_for_its_time() -> None:
     setbacks = Setbacks(Rung())
     for _ in range(20):
