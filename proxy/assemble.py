@@ -7,11 +7,11 @@ as streams.
 import msgspec
 
 from proxy.chunks import ABSENT, NULL, Delta, Event, JsonText, ToolCall, ToolCalls, read_event
-from proxy.errors import UpstreamBroken
+from proxy.errors import StreamCut, UpstreamBroken
 from proxy.forward import Timings, sum_of
-from proxy.sse import DONE
+from proxy.sse import DONE, PROGRESS
 
-STREAMED = b'"stream":true,"stream_options":{"include_usage":true},"return_progress":true'
+STREAMED = b'"stream":true,"stream_options":{"include_usage":true},' + PROGRESS
 """The members that turn a caller's unstreamed request into one that can be assembled."""
 
 
@@ -91,9 +91,9 @@ class Assembly:
         return sum_of(map(_TIMINGS.decode, told)) if told else None
 
     def reply(self) -> bytes:
-        """The whole reply. Raises UpstreamBroken where the stream ended before its end."""
+        """The whole reply. Raises StreamCut."""
         if not self._done or any(part.finish is None for part in self._parts):
-            raise UpstreamBroken(self._socket_path, "its stream ended before its end")
+            raise StreamCut(self._socket_path)
         last = self._last
         reply: dict[str, object] = {
             "choices": [self._choice(index, part) for index, part in enumerate(self._parts)],

@@ -10,7 +10,7 @@ from enum import Enum
 import msgspec
 
 from proxy.chunks import Delta, Event, JsonText, ToolCall, read_event
-from proxy.errors import UpstreamBroken
+from proxy.errors import StreamCut, UpstreamBroken
 from proxy.forward import Timings
 from proxy.sse import DONE, EventReader
 
@@ -158,9 +158,9 @@ class ChatReply:
         return part
 
     def check_end(self) -> None:
-        """Raises UpstreamBroken where the stream ended before its end."""
+        """Raises StreamCut."""
         if not self._done or self.finish is None:
-            raise UpstreamBroken(self._socket_path, "its stream ended before its end")
+            raise StreamCut(self._socket_path)
 
 
 def _says(raw: msgspec.Raw) -> bool:

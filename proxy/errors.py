@@ -234,6 +234,13 @@ class UpstreamBroken(UpstreamError):
         super().__init__(socket_path, f"the model runner's reply is broken: {reason}")
 
 
+class StreamCut(UpstreamBroken):
+    """The child's stream of events stopped before the one that ends it."""
+
+    def __init__(self, socket_path: str) -> None:
+        super().__init__(socket_path, "its stream ended before its end")
+
+
 class UpstreamStalled(UpstreamError):
     """The child did not take the connection or the request in time."""
 

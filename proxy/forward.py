@@ -22,11 +22,12 @@ from proxy.errors import (
     ChildFailed,
     ChildRefused,
     PromptTooLong,
+    StreamCut,
     UpstreamBroken,
     UpstreamGone,
 )
 from proxy.exchange import Exchange, Framing
-from proxy.sse import DONE, WholeEvents
+from proxy.sse import DONE, ERROR_HEAD, IS_PROGRESS, WholeEvents, without_progress
 from proxy.upstream import UpstreamRequest, UpstreamResponse
 from supervisor.lease import Lease, Usage
 
@@ -171,7 +172,6 @@ _CALLERS_FAULTS = (
 )
 """What llama-server (b10434) answers with 500 although it is the request that is wrong."""
 _ERROR_REPLY = msgspec.json.Decoder(_ChildErrorReply)
-_ERROR_EVENT_HEAD = b'data: {"error":'
 
 
 async def refusal(response: UpstreamResponse, lease: Lease) -> Exception:
@@ -227,7 +227,7 @@ async def relay_stream(
     """Passes a stream of events, unchanged and as it comes; gives what its end says it took.
 
     Progress events are left out unless the caller asked for them. Raises ChildFailed for an error
-    before any token, UpstreamBroken for a stream that ends with neither [DONE] nor an error.
+    before any token, StreamCut for a stream that ends with neither [DONE] nor an error.
     """
     if response.status != 200:
         raise await refusal(response, lease)
@@ -239,14 +239,14 @@ async def relay_stream(
     async for arrived in response.chunks():
         events = whole.take(arrived)
         if has_preludes:
-            events = _without_any_progress(events)
+            events = without_progress(events)
         elif in_prelude:
-            events = _without_progress(events)
+            events = _without_prelude(events)
         if not events:
             continue
         if not exchange.delivered:
             in_prelude = False
-            if events.startswith(_ERROR_EVENT_HEAD):
+            if events.startswith(ERROR_HEAD):
                 raise ChildFailed(event_error(events[6:].partition(b"\n")[0]))
             await exchange.begin(Framing.SSE)
         before, last = last, events
@@ -254,27 +254,17 @@ async def relay_stream(
             usages += _usages_in(events)
         await exchange.write(events)
     tail = before[-4096:] + last[-8192:]
-    if not tail.rstrip().endswith(DONE) and _ERROR_EVENT_HEAD not in tail:
-        raise UpstreamBroken(response.socket_path, "its stream ended before its end")
+    if not tail.rstrip().endswith(DONE) and ERROR_HEAD not in tail:
+        raise StreamCut(response.socket_path)
     await exchange.finish()
     return usage_sum(usages) if usages else usage_in(tail)
 
 
-def _without_progress(events: bytes) -> bytes:
+def _without_prelude(events: bytes) -> bytes:
     """What is left from the first event that is neither a ping nor the prompt's progress."""
-    while events.startswith(b":") or b'"prompt_progress":' in events[: events.find(b"\n\n")]:
+    while events.startswith(b":") or IS_PROGRESS in events[: events.find(b"\n\n")]:
         events = events[events.find(b"\n\n") + 2 :]
     return events
-
-
-def _without_any_progress(events: bytes) -> bytes:
-    """Likewise, wherever it stands: each of several prompts has its own."""
-    kept = [
-        event
-        for event in events.split(b"\n\n")
-        if not event.startswith(b":") and b'"prompt_progress":' not in event
-    ]
-    return b"\n\n".join(kept)
 
 
 class Timings(msgspec.Struct):

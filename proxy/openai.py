@@ -19,7 +19,7 @@ from proxy.forward import Check, Hear, Order, converse, refusal, relay_stream, r
 from proxy.media import check_media
 from proxy.prompt_length import Bound, Prompt, located
 from proxy.pulse import Pulse
-from proxy.sse import KEEP_ALIVE, EventReader
+from proxy.sse import KEEP_ALIVE, PROGRESS, EventReader
 from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease, Usage
 
@@ -55,8 +55,6 @@ _TOKEN_IDS = re.compile(rb"\[\s*[-0-9]")
 
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _ASKED = msgspec.json.Decoder(_Asked)
-_PROGRESS = b'"return_progress":true'
-"""Asked of every child: one that writes while it reads a prompt notices that the caller left."""
 
 
 async def list_models(door: Door, exchange: Exchange) -> None:
@@ -118,7 +116,7 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
     if asked.stream:
         shows_progress = bool(asked.return_progress)
         hear = _stream(door, exchange, shows_progress=shows_progress, n_prompts=n_prompts)
-        order = Order(target, body, extra=_PROGRESS)
+        order = Order(target, body, extra=PROGRESS)
     elif _is_lost_in_a_stream(asked):
         hear, order = _pass(door, exchange), Order(target, body)
     else:

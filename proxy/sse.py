@@ -4,6 +4,11 @@ from proxy.errors import UpstreamBroken
 
 EVENT_BYTES = 64 << 20  # the last event of /completion holds the whole prompt
 DONE = b"[DONE]"
+ERROR_HEAD = b'data: {"error":'
+PROGRESS = b'"return_progress":true'
+"""Asked of every child: one that writes while it reads a prompt notices that the caller left."""
+IS_PROGRESS = b'"prompt_progress":'
+"""Unmistakable: within a text its quotation marks are escaped."""
 KEEP_ALIVE = b": the reply is not begun yet\n\n"
 """A comment, which readers of events pass over."""
 
@@ -32,6 +37,16 @@ class WholeEvents:
         if len(self._held) > EVENT_BYTES:
             raise UpstreamBroken(self._socket_path, f"an event is over {EVENT_BYTES} bytes")
         return chunk[:end]
+
+
+def without_progress(events: bytes) -> bytes:
+    """Those of whole events that are neither pings nor tell how far a prompt is read."""
+    kept = [
+        event
+        for event in events.split(b"\n\n")
+        if not event.startswith(b":") and IS_PROGRESS not in event
+    ]
+    return b"\n\n".join(kept)
 
 
 class EventReader:

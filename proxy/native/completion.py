@@ -7,7 +7,7 @@ from planners.model import ServedModel
 from proxy.bodies import decoded
 from proxy.chunks import ABSENT
 from proxy.door import Door
-from proxy.errors import BadRequest, ChildFailed, UpstreamBroken
+from proxy.errors import BadRequest, ChildFailed, StreamCut
 from proxy.exchange import Exchange, Framing
 from proxy.forward import (
     Check,
@@ -25,7 +25,14 @@ from proxy.native.meant import meant
 from proxy.native.whole import Whole
 from proxy.openai import MAX_PROMPTS, n_prompts_in
 from proxy.prompt_length import TOKENS, Bound, Prompt
-from proxy.sse import EventReader, WholeEvents
+from proxy.sse import (
+    ERROR_HEAD,
+    IS_PROGRESS,
+    PROGRESS,
+    EventReader,
+    WholeEvents,
+    without_progress,
+)
 from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease, Usage
 
@@ -50,11 +57,9 @@ class _Asked(msgspec.Struct):
 
 
 _ASKED = msgspec.json.Decoder(_Asked)
-_PROGRESS = b'"return_progress":true'
-_STREAMED = b'"stream":true,' + _PROGRESS
-_IS_PROGRESS, _IS_LAST = b'"prompt_progress":', b'"stop":true'
-"""Unmistakable: within a text their quotation marks are escaped."""
-_ERROR_HEAD = b'data: {"error":'
+_STREAMED = b'"stream":true,' + PROGRESS
+_IS_LAST = b'"stop":true'
+"""Unmistakable too."""
 
 
 async def completion(door: Door, exchange: Exchange) -> None:
@@ -114,7 +119,7 @@ def _hearing(
         await relay_whole(exchange, lease, response)
 
     if asked.stream:
-        return stream, _PROGRESS
+        return stream, PROGRESS
     # A stream has not all the ids, so that a caller who wants them is noticed to leave later.
     return (pass_whole, b"") if asked.return_tokens else (assemble, _STREAMED)
 
@@ -159,11 +164,11 @@ async def _relayed(
     whole, n_ended, usages = WholeEvents(response.socket_path), 0, list[Usage]()
     async for arrived in response.chunks():
         events = whole.take(arrived)
-        if not shows_progress and (_IS_PROGRESS in events or not exchange.begun):
-            events = _without_progress(events)
+        if not shows_progress and (IS_PROGRESS in events or not exchange.begun):
+            events = without_progress(events)
         if not events:
             continue
-        is_error = events.startswith(_ERROR_HEAD)
+        is_error = events.startswith(ERROR_HEAD)
         if not exchange.begun:
             if is_error:
                 raise ChildFailed(event_error(events[6:].partition(b"\n")[0]))
@@ -176,19 +181,9 @@ async def _relayed(
             n_ended = n_prompts
         await exchange.write(events)
     if n_ended < n_prompts:
-        raise UpstreamBroken(response.socket_path, "its stream ended before its end")
+        raise StreamCut(response.socket_path)
     await exchange.finish()
     return usages
-
-
-def _without_progress(events: bytes) -> bytes:
-    """What is neither a ping nor a prompt's progress."""
-    kept = [
-        event
-        for event in events.split(b"\n\n")
-        if not event.startswith(b":") and _IS_PROGRESS not in event
-    ]
-    return b"\n\n".join(kept)
 
 
 async def _drop_stop_words(door: Door, lease: Lease, whole: Whole) -> None:

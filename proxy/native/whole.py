@@ -6,7 +6,7 @@ Not for `return_tokens`: streams leave out the ids of tokens that end within a c
 import msgspec
 
 from proxy.chunks import NULL, Event, JsonText, read_event
-from proxy.errors import UpstreamBroken
+from proxy.errors import StreamCut, UpstreamBroken
 from proxy.forward import usage_in
 from supervisor.lease import Usage
 
@@ -40,9 +40,9 @@ class Whole:
         self.parts[told.index].add(told, event)
 
     def reply(self) -> bytes:
-        """An object; of several prompts an array. Raises UpstreamBroken where an end is missing."""
+        """An object; of several prompts an array. Raises StreamCut where an end is missing."""
         if not all(part.last for part in self.parts):
-            raise UpstreamBroken(self._socket_path, "its stream ended before its end")
+            raise StreamCut(self._socket_path)
         replies = [part.reply() for part in self.parts]
         return msgspec.json.encode(replies[0] if len(replies) == 1 else replies)
 

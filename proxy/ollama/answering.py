@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from proxy.door import Door
-from proxy.errors import UpstreamBroken
+from proxy.errors import StreamCut
 from proxy.exchange import Exchange, Framing
 from proxy.forward import refusal
 from proxy.ollama.reading import ChatReading, CompletionReading, Piece, Reading
@@ -33,7 +33,7 @@ class Answering:
     async def hear(self, lease: Lease, response: UpstreamResponse) -> None:
         """Answers with the child's stream.
 
-        Raises what the child refuses, and UpstreamBroken for a stream without an end.
+        Raises what the child refuses, and StreamCut.
         """
         if response.status != 200:
             raise await refusal(response, lease)
@@ -48,7 +48,7 @@ class Answering:
             if pieces and self.common.stream:
                 await self._write(b"".join([self._line(piece) for piece in pieces]))
         if reading.finish is None:
-            raise UpstreamBroken(response.socket_path, "its stream ended before its end")
+            raise StreamCut(response.socket_path)
         await self._end(lease, reading, heard)
 
     def _reading(self, socket_path: str) -> Reading:
