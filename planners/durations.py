@@ -41,6 +41,11 @@ def parse_duration(value: object) -> float:
     return FOREVER_S if value < 0 or value > _LONGEST_S else float(value)
 
 
+def wished_duration(value: object) -> float | None:
+    """The same of what a request may leave out: None where it does. Raises BadDuration."""
+    return None if value is None else parse_duration(value)
+
+
 def _parse_text(text: str) -> float:
     if len(text) > 64:
         raise BadDuration(text, f'time: invalid duration "{text[:64]}…"')

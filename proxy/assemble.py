@@ -6,7 +6,18 @@ as streams.
 
 import msgspec
 
-from proxy.chunks import ABSENT, NULL, Delta, Event, JsonText, ToolCall, ToolCalls, read_event
+from proxy.chunks import (
+    ABSENT,
+    NULL,
+    Cached,
+    Delta,
+    Event,
+    JsonText,
+    TokenUsage,
+    ToolCall,
+    ToolCalls,
+    read_event,
+)
 from proxy.errors import StreamCut, UpstreamBroken
 from proxy.forward import Timings, sum_of
 from proxy.sse import DONE, PROGRESS
@@ -37,20 +48,9 @@ class _Chunk(Event):
     timings: msgspec.Raw = ABSENT
 
 
-class _Cached(msgspec.Struct):
-    cached_tokens: int = 0
-
-
-class _Usage(msgspec.Struct):
-    completion_tokens: int = 0
-    prompt_tokens: int = 0
-    total_tokens: int = 0
-    prompt_tokens_details: _Cached = msgspec.field(default_factory=_Cached)
-
-
 _CHUNK = msgspec.json.Decoder(_Chunk)
 _TIMINGS = msgspec.json.Decoder(Timings)
-_USAGE = msgspec.json.Decoder(_Usage)
+_USAGE = msgspec.json.Decoder(TokenUsage)
 
 
 class Assembly:
@@ -115,11 +115,11 @@ class Assembly:
             return self._parts[0].usage
         told = [_USAGE.decode(part.usage) for part in self._parts if part.usage != ABSENT]
         cached = sum(usage.prompt_tokens_details.cached_tokens for usage in told)
-        return _Usage(
+        return TokenUsage(
             completion_tokens=sum(usage.completion_tokens for usage in told),
             prompt_tokens=sum(usage.prompt_tokens for usage in told),
             total_tokens=sum(usage.total_tokens for usage in told),
-            prompt_tokens_details=_Cached(cached),
+            prompt_tokens_details=Cached(cached),
         )
 
     def _timings(self) -> object:

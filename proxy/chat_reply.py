@@ -9,22 +9,12 @@ from enum import Enum
 
 import msgspec
 
-from proxy.chunks import Delta, Event, JsonText, ToolCall, read_event
+from proxy.chunks import Delta, Event, JsonText, TokenUsage, ToolCall, read_event
 from proxy.errors import StreamCut, UpstreamBroken
 from proxy.forward import Timings
 from proxy.sse import DONE, EventReader
 
 EMPTY = msgspec.Raw(b'""')
-
-
-class _Cached(msgspec.Struct):
-    cached_tokens: int = 0
-
-
-class _Usage(msgspec.Struct):
-    completion_tokens: int = 0
-    prompt_tokens: int = 0
-    prompt_tokens_details: _Cached = msgspec.field(default_factory=_Cached)
 
 
 class _Progress(msgspec.Struct):
@@ -42,7 +32,7 @@ class _Chunk(Event):
     created: int = 0
     id: str = ""
     model: str = ""
-    usage: _Usage | None = None
+    usage: TokenUsage | None = None
     timings: Timings | None = None
     prompt_progress: _Progress | None = None
 

@@ -6,14 +6,13 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from planners.durations import parse_duration
+from planners.durations import wished_duration
 from planners.model import ServedModel
 from proxy import names
 from proxy.bodies import bound_values, decoded
 from proxy.chat_reply import ChatReply
 from proxy.chunks import Delta
 from proxy.door import Door
-from proxy.errors import BadRequest
 from proxy.exchange import Exchange, Framing
 from proxy.forward import Check, Order, converse, refusal, whole_reply
 from proxy.prompt_length import Bound, Prompt
@@ -99,8 +98,8 @@ class ChatTurn:
         order = Order(CHAT, self.body)
         async with self.exchange.attended():
             await converse(
-                self.door, self.exchange, order, model=self.model, hear=hear,
-                keep_alive_s=self._keep_alive_s(), context=self.num_ctx, check=self._check(),
+                self.door, self.exchange, order, model=self.model, hear=hear, check=self._check(),
+                keep_alive_s=wished_duration(self.keep_alive), context=self.num_ctx,
             )  # fmt: skip
 
     async def count(self) -> int:
@@ -114,7 +113,7 @@ class ChatTurn:
         async with self.exchange.attended():
             await converse(
                 self.door, self.exchange, order, model=self.model, hear=hear,
-                keep_alive_s=self._keep_alive_s(), context=self.num_ctx,
+                keep_alive_s=wished_duration(self.keep_alive), context=self.num_ctx,
             )  # fmt: skip
         return counts[-1]
 
@@ -142,9 +141,6 @@ class ChatTurn:
         prompt = Prompt(chat=self.body)
         return Bound(self.door, self.model, self.name, prompt, self.num_ctx).check
 
-    def _keep_alive_s(self) -> float | None:
-        return None if self.keep_alive is None else parse_duration(self.keep_alive)
-
 
 def read_whole(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """A request of which all is read. Raises BadJson, TooManyValues."""
@@ -154,21 +150,6 @@ def read_whole(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 def chat_model(door: Door, exchange: Exchange, name: str | None) -> ServedModel:
     """The model that `name` means. Raises BadRequest for one that writes no text, UnknownModel."""
-    if not (name or exchange.given_model):
-        raise BadRequest("model is required", param="model")
-    model = names.served(door, exchange, name or "")
-    if model.info.is_embedding:
-        raise BadRequest(f'"{model.model_id}" does not support completions', param="model")
+    model = names.named(door, exchange, name)
+    names.check_writes(model)
     return model
-
-
-def data_url(url: str, *, where: str) -> str:
-    """`url`, which must hold its image itself: neither daemon nor child fetches or opens any."""
-    if not url.startswith("data:"):
-        shown = url.partition(":")[0][:20]
-        raise BadRequest(
-            f"{where}: an image must be sent as base64 data; nothing is fetched from a"
-            f" {shown}: address",
-            param=where,
-        )
-    return url

@@ -36,6 +36,21 @@ class ToolCall(msgspec.Struct):
     function: Function = msgspec.field(default_factory=Function)
 
 
+class Cached(msgspec.Struct):
+    """The part of a prompt that was there already."""
+
+    cached_tokens: int = 0
+
+
+class TokenUsage(msgspec.Struct):
+    """The last chunk's `usage`, in tokens."""
+
+    completion_tokens: int = 0
+    prompt_tokens: int = 0
+    total_tokens: int = 0
+    prompt_tokens_details: Cached = msgspec.field(default_factory=Cached)
+
+
 class Delta(msgspec.Struct):
     """What a chunk of /v1/chat/completions adds to the message."""
 

@@ -46,6 +46,18 @@ def check_media(body: bytes) -> None:
                 raise ForeignMedia
 
 
+def data_url(url: str, *, where: str) -> str:
+    """`url`, which must hold its image itself: neither daemon nor child fetches or opens any."""
+    if not url.startswith("data:"):
+        shown = url.partition(":")[0][:20]
+        raise BadRequest(
+            f"{where}: an image must be sent as base64 data; nothing is fetched from a"
+            f" {shown}: address",
+            param=where,
+        )
+    return url
+
+
 def _texts(value: object) -> Iterator[str]:
     """Every text in a part, but for what a key of that name holds."""
     rest = [value]

@@ -45,6 +45,19 @@ def served(door: Door, exchange: Exchange, name: str, *, unknown: str | None = N
     return found
 
 
+def named(door: Door, exchange: Exchange, name: str | None) -> ServedModel:
+    """The model of a body that has to name one, unless the path does. Raises as `served` does."""
+    if not (name or exchange.given_model):
+        raise BadRequest("model is required", param="model")
+    return served(door, exchange, name or "")
+
+
+def check_writes(model: ServedModel) -> None:
+    """Raises BadRequest for a model that gives vectors and no text."""
+    if model.info.is_embedding:
+        raise BadRequest(f'"{model.model_id}" does not support completions', param="model")
+
+
 def embedder(model: ServedModel) -> ServedModel:
     """What gives the model's embeddings: a text model is launched apart for it.
 

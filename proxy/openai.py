@@ -1,12 +1,11 @@
 """OpenAI's routes: the child's own dialect, so requests and streams pass; the model is chosen."""
 
-import re
 from typing import Any
 
 import msgspec
 
 from planners.capabilities import capabilities
-from planners.durations import parse_duration
+from planners.durations import wished_duration
 from planners.model import ServedModel
 from proxy import names
 from proxy.assemble import STREAMED, Assembly
@@ -18,6 +17,7 @@ from proxy.exchange import Exchange
 from proxy.forward import Check, Hear, Order, converse, refusal, relay_stream, relay_whole
 from proxy.media import check_media
 from proxy.prompt_length import Bound, Prompt, located
+from proxy.prompts import n_prompts_in
 from proxy.pulse import Pulse
 from proxy.sse import KEEP_ALIVE, PROGRESS, EventReader
 from proxy.upstream import UpstreamResponse
@@ -48,12 +48,8 @@ class _Asked(msgspec.Struct):
     """Read here because the child refuses another type without saying of which field."""
 
 
-MAX_PROMPTS = 256
-"""In one request: they take the one slot of its lease one after another."""
 _NOTHING = (b"", b"null", b"false", b"0")
-_TOKEN_IDS = re.compile(rb"\[\s*[-0-9]")
 
-_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _ASKED = msgspec.json.Decoder(_Asked)
 
 
@@ -65,7 +61,7 @@ async def list_models(door: Door, exchange: Exchange) -> None:
 
 async def one_model(door: Door, exchange: Exchange, name: str) -> None:
     """GET /v1/models/{id}; an id may hold slashes."""
-    await exchange.reply_json(_entry(_served(door, exchange, name), name))
+    await exchange.reply_json(_entry(names.named(door, exchange, name), name))
 
 
 async def chat_completions(door: Door, exchange: Exchange) -> None:
@@ -82,7 +78,7 @@ async def embeddings(door: Door, exchange: Exchange) -> None:
     """POST /v1/embeddings; never a stream."""
     body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
     asked = decoded(body, _ASKED)
-    model = names.embedder(_served(door, exchange, asked.model))
+    model = names.embedder(names.named(door, exchange, asked.model))
 
     async def hear(lease: Lease, response: UpstreamResponse) -> None:
         try:
@@ -93,23 +89,19 @@ async def embeddings(door: Door, exchange: Exchange) -> None:
 
     async with exchange.attended():
         await converse(
-            door, exchange, Order(b"/v1/embeddings", body),
-            model=model, keep_alive_s=_keep_alive_s(asked), hear=hear, context=asked.num_ctx,
+            door, exchange, Order(b"/v1/embeddings", body), model=model, hear=hear,
+            keep_alive_s=wished_duration(asked.keep_alive), context=asked.num_ctx,
         )  # fmt: skip
 
 
 async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
     body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
     asked = decoded(body, _ASKED)
-    model = _served(door, exchange, asked.model)
-    if model.info.is_embedding:
-        raise BadRequest(f'"{model.model_id}" does not support completions', param="model")
+    model = names.named(door, exchange, asked.model)
+    names.check_writes(model)
     if asked.n not in (None, 1) or asked.n_cmpl not in (None, 1):
         raise BadRequest("n must be 1: each request has one slot of the model", param="n")
     n_prompts = 1 if chat else n_prompts_in(asked.prompt)
-    if n_prompts > MAX_PROMPTS:
-        reason = f"prompt must hold at most {MAX_PROMPTS} prompts, not {n_prompts}"
-        raise BadRequest(reason, param="prompt")
     if chat:
         check_media(body)
     target = b"/v1/chat/completions" if chat else b"/v1/completions"
@@ -125,21 +117,21 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
     pulse = Pulse(KEEP_ALIVE, door.settings.keep_alive_comments_s) if asked.stream else None
     async with exchange.attended(pulse):
         await converse(
-            door, exchange, order, model=model, keep_alive_s=_keep_alive_s(asked), hear=hear,
-            context=asked.num_ctx, check=_check(door, asked, model, body, chat=chat),
+            door, exchange, order, model=model, hear=hear,
+            keep_alive_s=wished_duration(asked.keep_alive), context=asked.num_ctx,
+            check=_check(door, asked, model, Prompt(chat=body) if chat else None, n_prompts),
         )  # fmt: skip
 
 
 def _check(
-    door: Door, asked: _Asked, model: ServedModel, body: bytes, *, chat: bool
+    door: Door, asked: _Asked, model: ServedModel, chat: Prompt | None, n_prompts: int
 ) -> Check | None:
     """What holds a prompt, or each of several, to its request's num_ctx and to what is loaded."""
-    n_prompts = 1 if chat else n_prompts_in(asked.prompt)
     if asked.num_ctx is None and n_prompts == 1:
         return None  # the child itself refuses what is too long
     name = asked.model or model.model_id
     if n_prompts == 1:
-        told = Prompt(chat=body) if chat else Prompt.of({"prompt": _decoded(asked.prompt)})
+        told = chat or Prompt.of({"prompt": _decoded(asked.prompt)})
         return Bound(door, model, name, told, asked.num_ctx).check
     bounds = [
         Bound(door, model, name, Prompt.of({"prompt": one}), asked.num_ctx, place=(at, n_prompts))
@@ -151,15 +143,6 @@ def _check(
             await bound.check(lease)
 
     return check
-
-
-def n_prompts_in(told: msgspec.Raw) -> int:
-    """How many prompts the child reads in `told`: in an array with a token id in it, one."""
-    if _TOKEN_IDS.match(told) or bytes(memoryview(told)[:1]) != b"[":
-        return 1
-    items = _ITEMS.decode(told)
-    is_mixed = any(memoryview(item)[0] in b"-0123456789" for item in items)
-    return 1 if is_mixed else max(1, len(items))
 
 
 def _stream(door: Door, exchange: Exchange, *, shows_progress: bool, n_prompts: int) -> Hear:
@@ -207,12 +190,6 @@ def _pass(door: Door, exchange: Exchange) -> Hear:
     return hear
 
 
-def _served(door: Door, exchange: Exchange, name: str | None) -> ServedModel:
-    if not (name or exchange.given_model):
-        raise BadRequest("model is required", param="model")
-    return names.served(door, exchange, name or "")
-
-
 def _entry(model: ServedModel, name: str) -> dict[str, object]:
     return {
         "id": name,
@@ -230,10 +207,6 @@ def _entry(model: ServedModel, name: str) -> dict[str, object]:
 
 def _decoded(told: msgspec.Raw) -> Any:
     return msgspec.json.decode(told) if told != ABSENT else None
-
-
-def _keep_alive_s(asked: _Asked) -> float | None:
-    return None if asked.keep_alive is None else parse_duration(asked.keep_alive)
 
 
 def _report(door: Door, exchange: Exchange, lease: Lease, usage: Usage | None) -> None:

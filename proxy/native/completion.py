@@ -2,8 +2,9 @@
 
 import msgspec
 
-from planners.durations import parse_duration
+from planners.durations import wished_duration
 from planners.model import ServedModel
+from proxy import names
 from proxy.bodies import decoded
 from proxy.chunks import ABSENT
 from proxy.door import Door
@@ -23,8 +24,8 @@ from proxy.forward import (
 )
 from proxy.native.meant import meant
 from proxy.native.whole import Whole
-from proxy.openai import MAX_PROMPTS, n_prompts_in
 from proxy.prompt_length import TOKENS, Bound, Prompt
+from proxy.prompts import n_prompts_in
 from proxy.sse import (
     ERROR_HEAD,
     IS_PROGRESS,
@@ -76,16 +77,12 @@ async def _complete(door: Door, exchange: Exchange, target: bytes) -> None:
     body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
     asked = decoded(body, _ASKED)
     model = meant(door, exchange, asked.model)
-    if model.info.is_embedding:
-        raise BadRequest(f'"{model.model_id}" does not support completions', param="model")
+    names.check_writes(model)
     if asked.n not in (None, 1) or asked.n_cmpl not in (None, 1):
         raise BadRequest("n_cmpl must be 1: each request has one slot of the model", param="n_cmpl")
     n_prompts = 1 if target == b"/infill" else n_prompts_in(asked.prompt)
-    if n_prompts > MAX_PROMPTS:
-        reason = f"prompt must hold at most {MAX_PROMPTS} prompts, not {n_prompts}"
-        raise BadRequest(reason, param="prompt")
     hear, extra = _hearing(door, exchange, asked, n_prompts=n_prompts)
-    keep_alive_s = None if asked.keep_alive is None else parse_duration(asked.keep_alive)
+    keep_alive_s = wished_duration(asked.keep_alive)
     async with exchange.attended():
         await converse(
             door, exchange, Order(target, body, extra), model=model, keep_alive_s=keep_alive_s,

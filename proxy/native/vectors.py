@@ -5,7 +5,7 @@ from functools import partial
 import msgspec
 
 from planners.capabilities import Capability, capabilities
-from planners.durations import parse_duration
+from planners.durations import wished_duration
 from planners.model import ServedModel
 from proxy import names
 from proxy.bodies import decoded
@@ -61,7 +61,7 @@ async def transcriptions(door: Door, exchange: Exchange) -> None:
 async def _passed(
     door: Door, exchange: Exchange, order: Order, asked: _Asked, model: ServedModel
 ) -> None:
-    keep_alive_s = None if asked.keep_alive is None else parse_duration(asked.keep_alive)
+    keep_alive_s = wished_duration(asked.keep_alive)
     async with exchange.attended():
         await converse(
             door, exchange, order, model=model, keep_alive_s=keep_alive_s,

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from planners.durations import parse_duration
+from planners.durations import wished_duration
 from proxy.bodies import bound_values
 from proxy.errors import BadJson, BadRequest
 
@@ -107,8 +107,7 @@ class Fields:
 
     def keep_alive_s(self) -> float | None:
         """The keep_alive, None where the request has none. Raises BadDuration."""
-        value = self._values.get("keep_alive")
-        return None if value is None else parse_duration(value)
+        return wished_duration(self._values.get("keep_alive"))
 
     def _refuse(self, name: str, wanted: str) -> NoReturn:
         raise WrongType(value=self._values[name], field=f"{self._owner}.{name}", wanted=wanted)

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planners.durations import FOREVER_S, BadDuration, format_duration, parse_duration
+from planners.durations import (
+    FOREVER_S,
+    BadDuration,
+    format_duration,
+    parse_duration,
+    wished_duration,
+)
 
 
 @pytest.mark.parametrize(
@@ -99,3 +105,8 @@ def test_what_is_written_is_read_back(seconds: int) -> None:
 )
 def test_durations_are_written_short(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+def test_a_duration_that_a_request_leaves_out_is_no_wish() -> None:
+    assert wished_duration(None) is None
+    assert wished_duration("5m") == 300.0

@@ -1,0 +1,29 @@
+"""How many prompts a completion's body holds: the child reads each of them into one slot."""
+
+import re
+
+import msgspec
+
+from proxy.errors import BadRequest
+
+MAX_PROMPTS = 256
+"""In one request: they take the one slot of its lease one after another."""
+
+_TOKEN_IDS = re.compile(rb"\[\s*[-0-9]")
+_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def n_prompts_in(told: msgspec.Raw) -> int:
+    """How many prompts the child reads in `told`: in an array with a token id in it, one.
+
+    Raises BadRequest for more than MAX_PROMPTS.
+    """
+    if _TOKEN_IDS.match(told) or bytes(memoryview(told)[:1]) != b"[":
+        return 1
+    items = _ITEMS.decode(told)
+    is_mixed = any(memoryview(item)[0] in b"-0123456789" for item in items)
+    n_prompts = 1 if is_mixed else max(1, len(items))
+    if n_prompts > MAX_PROMPTS:
+        reason = f"prompt must hold at most {MAX_PROMPTS} prompts, not {n_prompts}"
+        raise BadRequest(reason, param="prompt")
+    return n_prompts
