@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from planners.line import Priority
 from planners.model import BrokenFile, ModelId, ModelInfo, ServedModel
 from planners.plan import InstanceId, LaunchPlan
 from planners.view import InstanceState, LineSeen, Observed
-from supervisor.lease import Lease, Usage
+from supervisor.lease import Lease, LeaseError, Usage
 from tests.fakes.machines import PLAIN
 
 FAKE = (sys.executable, str(Path(__file__).with_name("llama_server.py")))
@@ -135,6 +135,8 @@ class FleetOfOne:
         self.contexts: list[int | None] = []
         """What each lease and load was asked for with."""
         self.keep_alive_s: float | None = None
+        self.refusals: Iterator[LeaseError] = iter(())
+        """What the next callers get instead of a lease, one each."""
         self._folder, self._argv, self._faults = folder, tuple(argv), dict(faults or {})
         self._n_ctx, self._n_parallel = n_ctx, n_parallel
         self._launch: asyncio.Task[Child] | None = None
@@ -201,6 +203,8 @@ class FleetOfOne:
         priority: Priority = Priority.HIGH,
         takes_slot: bool = True,
     ) -> AsyncIterator[Lease]:
+        if (refusal := next(self.refusals, None)) is not None:
+            raise refusal
         self.contexts.append(context)
         child = await self._ready()
         self.keep_alive_s = self.keep_alive_s if keep_alive_s is None else keep_alive_s

@@ -1,7 +1,5 @@
 """The official Anthropic client, and OpenAI's for responses, when things go wrong."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anthropic
@@ -9,9 +7,8 @@ import openai
 import pytest
 from anthropic.types import MessageParam
 
-from planners.line import Priority
 from planners.model import ModelId
-from supervisor.lease import Lease, LineFull
+from supervisor.lease import LineFull
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
 from tests.fakes.serving import serving
 
@@ -19,35 +16,11 @@ HELLO: list[MessageParam] = [{"role": "user", "content": "one two three"}]
 SLOW = {"token_s": 0.05, "tokens": 1000}
 
 
-class CrowdedFleet(FleetOfOne):
-    """Has no room in its line, the first so many times."""
-
-    refusals = 1
-
-    @asynccontextmanager
-    async def lease(
-        self,
-        model_id: ModelId,
-        *,
-        caller: str,
-        keep_alive_s: float | None = None,
-        context: int | None = None,
-        priority: Priority = Priority.HIGH,
-        takes_slot: bool = True,
-    ) -> AsyncIterator[Lease]:
-        """As the fleet does."""
-        if self.refusals:
-            self.refusals -= 1
-            raise LineFull(model_id=model_id, waiting=8, retry_after_s=0.1)
-        async with super().lease(
-            model_id,
-            caller=caller,
-            keep_alive_s=keep_alive_s,
-            context=context,
-            priority=priority,
-            takes_slot=takes_slot,
-        ) as lease:
-            yield lease
+def crowded_fleet(folder: Path, *, path: str = "") -> FleetOfOne:
+    """Has no room in its line for the first who comes."""
+    fleet = FleetOfOne(served_model(path=path), folder)
+    fleet.refusals = iter((LineFull(model_id=ModelId("tiny"), waiting=8, retry_after_s=0.1),))
+    return fleet
 
 
 def anthropic_client(url: str, *, max_retries: int = 0) -> anthropic.AsyncAnthropic:
@@ -55,7 +28,7 @@ def anthropic_client(url: str, *, max_retries: int = 0) -> anthropic.AsyncAnthro
 
 
 async def test_anthropic_is_told_of_a_full_line_in_its_own_class(tmp_path: Path) -> None:
-    fleet = CrowdedFleet(served_model(), tmp_path)
+    fleet = crowded_fleet(tmp_path)
     async with serving(fleet) as at, anthropic_client(at.url) as client:
         with pytest.raises(anthropic.APIStatusError, match="overloaded_error") as error:
             await client.messages.create(model="tiny", max_tokens=4, messages=HELLO)
@@ -66,13 +39,13 @@ async def test_anthropic_is_told_of_a_full_line_in_its_own_class(tmp_path: Path)
 
 async def test_anthropic_tries_again_where_the_line_was_full(tmp_path: Path) -> None:
     (tmp_path / "tiny.gguf").touch()
-    fleet = CrowdedFleet(served_model(path=str(tmp_path / "tiny.gguf")), tmp_path)
+    fleet = crowded_fleet(tmp_path, path=str(tmp_path / "tiny.gguf"))
     async with serving(fleet) as at, anthropic_client(at.url, max_retries=1) as client:
         message = await client.messages.create(model="tiny", max_tokens=4, messages=HELLO)
         await fleet.stop()
 
     assert message.content
-    assert fleet.refusals == 0
+    assert next(fleet.refusals, None) is None
 
 
 @pytest.mark.parametrize("fault", [{"die_at_byte": 1500}, {"end_at_token": 3}], ids=str)

@@ -1,17 +1,15 @@
 """What each dialect's callers see of each fault, before the first token and in mid-stream."""
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from planners.line import Priority
 from planners.model import ModelId
-from supervisor.lease import Lease, LeaseError, LineFull, ModelUnavailable, WaitTimedOut
+from supervisor.lease import LeaseError, LineFull, ModelUnavailable, WaitTimedOut
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
 from tests.fakes.serving import serving
 
@@ -56,26 +54,11 @@ def assert_refused(
     assert says in message
 
 
-class Refusing(FleetOfOne):
+def refusing(folder: Path, refusal: LeaseError) -> FleetOfOne:
     """A fleet that grants no lease."""
-
-    def __init__(self, folder: Path, refusal: LeaseError) -> None:
-        super().__init__(served_model(), folder)
-        self.refusal = refusal
-
-    @asynccontextmanager
-    async def lease(
-        self,
-        model_id: ModelId,
-        *,
-        caller: str,
-        keep_alive_s: float | None = None,
-        context: int | None = None,
-        priority: Priority = Priority.HIGH,
-        takes_slot: bool = True,
-    ) -> AsyncIterator[Lease]:
-        raise self.refusal
-        yield  # never reached: it makes this a generator
+    fleet = FleetOfOne(served_model(), folder)
+    fleet.refusals = repeat(refusal)
+    return fleet
 
 
 @EACH_ROUTE
@@ -118,7 +101,7 @@ async def test_a_lease_that_is_refused_says_why_and_when_to_come_back(
     says: str,
     retry_after: str | None,
 ) -> None:
-    async with serving(Refusing(tmp_path, refusal)) as at:
+    async with serving(refusing(tmp_path, refusal)) as at:
         reply = await at.client.post(route, json=request(route, stream=stream))
 
     assert_refused(route, reply, status, code, says)
