@@ -8,17 +8,14 @@ run ─ state folder locked, sockets open ─ loop ┬ fleet ─ instance … ea
 
 import asyncio
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
 import structlog
 import uvloop
 
@@ -28,6 +25,12 @@ from inferenceosd.config_error import ConfigError
 from inferenceosd.control import Control, Parts
 from inferenceosd.descriptors import claim_descriptors, granted
 from inferenceosd.door_lock import DoorLock
+from inferenceosd.ground import (
+    CannotUseFolder,
+    clear_ground,
+    keep_temporary_files_in,
+    private_folder,
+)
 from inferenceosd.listening import (
     CannotListen,
     address_of,
@@ -70,7 +73,6 @@ CONNECTIONS_PER_CHILD = 256 + QUESTIONS  # a slot each (LLAMA_MAX_SEQ), and what
 FOLLOWERS_S = 2.0  # for those who follow events to read the last ones
 MOST_STOPPING_S = 15.0  # of a child, once its drain is over
 OPERATORS = Patience(stall_s=24 * 3600.0)  # may leave `inferenceosctl logs -f` in a pager
-RUN_PREFIX = "c-"  # of the folder with our children's sockets; short, socket paths are 107 bytes
 
 log = structlog.get_logger(__name__)
 
@@ -110,12 +112,12 @@ def run(config: Config, *, reload: Callable[[], Config]) -> int:
 def _prepared(config: Config, manager: ServiceManager, held: ExitStack) -> tuple[Doors, Ground]:
     """What must be had before the first task. Raises those of `run`."""
     claim_descriptors()
-    state = _private_folder(config.state_dir, choose="--state-dir")
-    runtime = _private_folder(config.runtime_dir, choose="INFERENCEOSD_RUNTIME_DIR")
+    state = private_folder(config.state_dir, choose="--state-dir")
+    runtime = private_folder(config.runtime_dir, choose="INFERENCEOSD_RUNTIME_DIR")
     held.enter_context(locked(state))
     held.enter_context(marked_children(mark_of(state)))
     if (own := own_model_dir(config.state_dir)) in config.model_dirs:
-        _private_folder(own, choose="--model-dir")  # the user's are theirs to make
+        private_folder(own, choose="--model-dir")  # the user's are theirs to make
     passed = manager.passed_sockets()
     lock = DoorLock(config, is_local=are_local(passed) if passed else is_local(config.listen))
     public = passed or listen_on(config.listen)
@@ -125,65 +127,8 @@ def _prepared(config: Config, manager: ServiceManager, held: ExitStack) -> tuple
     admin = held.enter_context(listen_privately(admin_socket))
     held.callback(admin_socket.unlink, missing_ok=True)
     ground = clear_ground(runtime, held)
-    _keep_temporary_files_in(ground.run_dir, held)
+    keep_temporary_files_in(ground.run_dir, held)
     return Doors(public, admin, lock), replace(ground, preflights=state / "preflights.json")
-
-
-class CannotUseFolder(Exception):
-    """A folder of the daemon's own that it cannot make or write."""
-
-    def __init__(self, *, path: str, why: str, choose: str) -> None:
-        self.path = path
-        super().__init__(f"cannot use the folder {path}: {why}; choose another with {choose}")
-
-
-def _private_folder(path: str, *, choose: str) -> Path:
-    folder = Path(path)
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as exc:
-        raise CannotUseFolder(path=path, why=exc.strerror or str(exc), choose=choose) from exc
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise CannotUseFolder(path=path, why="it is not ours to write", choose=choose)
-    return folder
-
-
-def clear_ground(runtime: Path, held: ExitStack) -> Ground:
-    """A fresh 0700 folder for this daemon's children; those of dead daemons are removed.
-
-    Raises CannotUseFolder.
-    """
-    for found in runtime.glob(f"{RUN_PREFIX}*"):
-        if not _is_in_use(found):
-            shutil.rmtree(found, ignore_errors=True)
-    try:
-        run_dir = Path(tempfile.mkdtemp(prefix=f"{RUN_PREFIX}{os.getpid()}-", dir=runtime))
-    except OSError as exc:  # a full disk
-        choose = "INFERENCEOSD_RUNTIME_DIR"
-        why = exc.strerror or str(exc)
-        raise CannotUseFolder(path=str(runtime), why=why, choose=choose) from exc
-    held.callback(shutil.rmtree, run_dir, ignore_errors=True)
-    cwd = run_dir / "cwd"
-    cwd.mkdir(mode=0o500)
-    return Ground(run_dir=run_dir, cwd=cwd, environ=dict(os.environ))
-
-
-def _keep_temporary_files_in(run_dir: Path, held: ExitStack) -> None:
-    """Have what trials and dry runs make in passing end where the next daemon clears up.
-
-    Elsewhere it would outlive a SIGKILL for ever. Children are not told: what they make is theirs.
-    """
-    held.callback(setattr, tempfile, "tempdir", tempfile.tempdir)
-    tempfile.tempdir = str(run_dir)
-
-
-def _is_in_use(run_dir: Path) -> bool:
-    """True while the daemon that made it lives.
-
-    One with our own pid is dead: in a container each daemon may have the pid of the one before.
-    """
-    pid = run_dir.name.removeprefix(RUN_PREFIX).partition("-")[0]
-    return pid.isdecimal() and int(pid) != os.getpid() and psutil.pid_exists(int(pid))
 
 
 def _remove_leftovers(state: Path, journal: Journal) -> None:
