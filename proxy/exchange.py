@@ -17,7 +17,7 @@ from planners.line import Priority
 from proxy import errors
 from proxy.bodies import read_body
 from proxy.errors import Answer, CallerLeft, Dialect
-from proxy.protocol import LEAVING, Leaving
+from proxy.leaving import LEAVING, Leaving
 from proxy.pulse import Beats, Pulse
 from proxy.request_id import HEADER as REQUEST_ID
 from supervisor.lease import Lease, Usage

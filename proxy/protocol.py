@@ -7,24 +7,18 @@ Knows nothing of routes and dialects: who sends no request is answered in plain 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 import httptools
 import structlog
-from uvicorn._types import (
-    ASGI3Application,
-    ASGIReceiveCallable,
-    ASGISendCallable,
-    ASGISendEvent,
-    Scope,
-)
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from proxy.crowd import Crowd
-from proxy.reply import Reply
+from proxy.leaving import LEAVING, Leaving
+from proxy.reply import at_once, until_close
 from proxy.request_id import request_id
 from proxy.timer import Timer
 from proxy.wishes import head_without_wish
@@ -40,8 +34,6 @@ LEAST_BYTES_PER_S = 512  # of a body that is sent, or a reply that is read; Apac
 
 _TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 _OLD_VERSIONS = ("0.9", "1.0")
-LEAVING = "inferenceosd.leaving"
-"""The key of a request's Leaving in its scope."""
 
 
 class HeadTooLarge(Exception):
@@ -193,7 +185,7 @@ class DoorProtocol(HttpToolsProtocol):
         self._answering = cycle
         cycle.scope[LEAVING] = Leaving()  # type: ignore[literal-required]
         is_old = cycle.scope["http_version"] in _OLD_VERSIONS
-        super()._start_asgi_task(cycle, (_until_close if is_old else _at_once)(cycle, app))
+        super()._start_asgi_task(cycle, (until_close if is_old else at_once)(cycle, app))
 
     # What these are made of.
 
@@ -327,60 +319,3 @@ class DoorProtocol(HttpToolsProtocol):
             self._answering.disconnected = True
             self._answering.message_event.set()
             self._answering.scope[LEAVING].tell()  # type: ignore[literal-required]
-
-
-class Leaving:
-    """Whether the caller of a request has left, and whom to tell: no task has to wait for it."""
-
-    __slots__ = ("_has_left", "_on_left")
-
-    def __init__(self) -> None:
-        self._has_left = False
-        self._on_left: Callable[[], None] | None = None
-
-    def listen(self, on_left: Callable[[], None] | None) -> None:
-        """Have `on_left` called once the caller leaves, at once where it has; None: nobody."""
-        self._on_left = on_left
-        if on_left is not None and self._has_left:
-            on_left()
-
-    def tell(self) -> None:
-        """The caller has left."""
-        self._has_left = True
-        if self._on_left is not None:
-            self._on_left()
-
-
-def _at_once(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
-    """`app` for everybody else."""
-
-    def run(scope: Scope, receive: ASGIReceiveCallable, _: ASGISendCallable) -> Awaitable[None]:
-        return app(scope, receive, Reply(cycle).send)
-
-    return run
-
-
-def _until_close(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
-    """`app` for a caller who knows no chunks: what has no length ends with the connection."""
-    is_endless = False
-
-    async def send(message: ASGISendEvent) -> None:
-        nonlocal is_endless
-        if message["type"] == "http.response.start":
-            is_endless = all(name != b"content-length" for name, _ in message.get("headers", ()))
-            if is_endless:
-                cycle.chunked_encoding = False
-        elif is_endless and message["type"] == "http.response.body":
-            if cycle.flow.write_paused and not cycle.disconnected:
-                await cycle.flow.drain()
-            if not cycle.disconnected and cycle.scope["method"] != "HEAD":
-                cycle.transport.write(message.get("body", b""))
-            if message.get("more_body", False):
-                return
-            message = {"type": "http.response.body", "body": b"", "more_body": False}
-        await cycle.send(message)
-
-    def run(scope: Scope, receive: ASGIReceiveCallable, _: ASGISendCallable) -> Awaitable[None]:
-        return app(scope, receive, send)
-
-    return run

@@ -4,10 +4,53 @@ uvicorn checks and copies each header, and writes the head by itself; streams st
 """
 
 from asyncio import Transport
+from collections.abc import Awaitable
 from typing import cast
 
-from uvicorn._types import ASGISendEvent, HTTPResponseStartEvent
+from uvicorn._types import (
+    ASGI3Application,
+    ASGIReceiveCallable,
+    ASGISendCallable,
+    ASGISendEvent,
+    HTTPResponseStartEvent,
+    Scope,
+)
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+
+def at_once(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """`app`, whose whole replies go out in one write."""
+
+    def run(scope: Scope, receive: ASGIReceiveCallable, _: ASGISendCallable) -> Awaitable[None]:
+        return app(scope, receive, Reply(cycle).send)
+
+    return run
+
+
+def until_close(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """`app` for a caller who knows no chunks: what has no length ends with the connection."""
+    is_endless = False
+
+    async def send(message: ASGISendEvent) -> None:
+        nonlocal is_endless
+        if message["type"] == "http.response.start":
+            is_endless = all(name != b"content-length" for name, _ in message.get("headers", ()))
+            if is_endless:
+                cycle.chunked_encoding = False
+        elif is_endless and message["type"] == "http.response.body":
+            if cycle.flow.write_paused and not cycle.disconnected:
+                await cycle.flow.drain()
+            if not cycle.disconnected and cycle.scope["method"] != "HEAD":
+                cycle.transport.write(message.get("body", b""))
+            if message.get("more_body", False):
+                return
+            message = {"type": "http.response.body", "body": b"", "more_body": False}
+        await cycle.send(message)
+
+    def run(scope: Scope, receive: ASGIReceiveCallable, _: ASGISendCallable) -> Awaitable[None]:
+        return app(scope, receive, send)
+
+    return run
 
 
 class Reply:
