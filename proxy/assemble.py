@@ -19,8 +19,8 @@ from proxy.chunks import (
     read_event,
 )
 from proxy.errors import StreamCut, UpstreamBroken
-from proxy.forward import Timings, sum_of
 from proxy.sse import DONE, PROGRESS
+from proxy.timings import Timings, sum_of
 
 STREAMED = b'"stream":true,"stream_options":{"include_usage":true},' + PROGRESS
 """The members that turn a caller's unstreamed request into one that can be assembled."""

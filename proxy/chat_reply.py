@@ -11,8 +11,8 @@ import msgspec
 
 from proxy.chunks import Delta, Event, JsonText, TokenUsage, ToolCall, read_event
 from proxy.errors import StreamCut, UpstreamBroken
-from proxy.forward import Timings
 from proxy.sse import DONE, EventReader
+from proxy.timings import Timings
 
 EMPTY = msgspec.Raw(b'""')
 

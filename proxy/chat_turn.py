@@ -14,8 +14,9 @@ from proxy.chat_reply import ChatReply
 from proxy.chunks import Delta
 from proxy.door import Door
 from proxy.exchange import Exchange, Framing
-from proxy.forward import Check, Order, converse, refusal, whole_reply
+from proxy.forward import Check, Order, converse, whole_reply
 from proxy.prompt_length import Bound, Prompt
+from proxy.refusals import refusal
 from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from proxy.errors import ChildFailed, UpstreamBroken
-from proxy.forward import event_error
+from proxy.refusals import event_error
 
 NULL = msgspec.Raw(b"null")
 ABSENT = msgspec.Raw()

@@ -7,8 +7,7 @@ Leaving, however it happens, closes the upstream connection, which frees the slo
 lease back.
 """
 
-import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,21 +17,19 @@ from planners.model import ServedModel
 from proxy.bodies import Buffers, amended
 from proxy.door import Door
 from proxy.errors import (
-    BadJson,
     ChildFailed,
-    ChildRefused,
-    PromptTooLong,
     StreamCut,
     UpstreamBroken,
     UpstreamGone,
 )
 from proxy.exchange import Exchange, Framing
+from proxy.refusals import event_error, refusal
 from proxy.sse import DONE, ERROR_HEAD, IS_PROGRESS, WholeEvents, without_progress
+from proxy.timings import usage_in, usage_of, usage_sum, usages_in
 from proxy.upstream import UpstreamRequest, UpstreamResponse
 from supervisor.lease import Lease, Usage
 
 REPLY_BYTES = 256 << 20  # a whole reply is held in memory: embeddings of a large batch
-ERROR_BYTES = 1 << 20
 TRIES = 2  # a request that kills a second child would kill a third
 CAUSE_S = 0.5  # a caller who waits for its error is not kept longer for the cause
 REAPED_S = 2.0  # the fleet knows of a child's end within milliseconds; by now it certainly does
@@ -151,59 +148,6 @@ def understood(reply: bytes, decoder: msgspec.json.Decoder[T], *, socket_path: s
         raise UpstreamBroken(socket_path, f"it is of another shape ({exc})") from exc
 
 
-class _ChildError(msgspec.Struct):
-    message: str = ""
-    type: str = "server_error"
-    n_prompt_tokens: int | None = None
-    n_ctx: int | None = None
-
-
-class _ChildErrorReply(msgspec.Struct):
-    error: _ChildError = msgspec.field(default_factory=_ChildError)
-
-
-_TOO_LARGE = re.compile(r"input \((\d+) tokens\) is too large .*batch size: (\d+)\)")
-"""llama-server's (b10434) 500 to a text over the ubatch, which for embeddings is the context."""
-_CALLERS_FAULTS = (
-    " input is not supported",  # an image or audio for a model without a projector
-    "Failed to parse ",  # messages, tools
-    "Cannot use both ",
-    "Unknown reasoning format",
-)
-"""What llama-server (b10434) answers with 500 although it is the request that is wrong."""
-_ERROR_REPLY = msgspec.json.Decoder(_ChildErrorReply)
-
-
-async def refusal(response: UpstreamResponse, lease: Lease) -> Exception:
-    """The error that a child's reply with another status than 200 stands for."""
-    told = await response.read(limit_bytes=ERROR_BYTES)
-    try:
-        error = _ERROR_REPLY.decode(told).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        error = _ChildError(message=told[:200].decode(errors="replace"))
-    if error.n_prompt_tokens is not None and error.n_ctx is not None:
-        return PromptTooLong(
-            model=lease.model_id, n_prompt=error.n_prompt_tokens, n_ctx=error.n_ctx
-        )
-    if (told_of := _TOO_LARGE.match(error.message)) is not None:
-        n_prompt, n_batch = int(told_of[1]), int(told_of[2])
-        return PromptTooLong(model=lease.model_id, n_prompt=n_prompt, n_ctx=n_batch)
-    if "json.exception." in error.message:  # a wrong body, which some builds answer with 500
-        return BadJson(error.message)
-    message = error.message or f"llama-server answered {response.status} without a message"
-    if response.status == 500 and any(fault in message for fault in _CALLERS_FAULTS):
-        return ChildRefused(status=400, kind="invalid_request_error", message=message)
-    return ChildRefused(status=response.status, kind=error.type, message=message)
-
-
-def event_error(event: bytes) -> str:
-    """The message of an error event's payload, met in mid-stream."""
-    try:
-        return _ERROR_REPLY.decode(event).error.message or "it does not say why"
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return event[:200].decode(errors="replace")
-
-
 async def relay_whole(exchange: Exchange, lease: Lease, response: UpstreamResponse) -> Usage | None:
     """Passes one JSON object, unchanged; whole, so that a child lost meanwhile can be made good.
 
@@ -213,7 +157,7 @@ async def relay_whole(exchange: Exchange, lease: Lease, response: UpstreamRespon
         raise await refusal(response, lease)
     body = await response.read(limit_bytes=REPLY_BYTES)
     await exchange.reply(200, body, content_type=response.header(b"content-type"))
-    return _usage(body)
+    return usage_of(body)
 
 
 async def relay_stream(
@@ -251,7 +195,7 @@ async def relay_stream(
             await exchange.begin(Framing.SSE)
         before, last = last, events
         if n_prompts > 1:
-            usages += _usages_in(events)
+            usages += usages_in(events)
         await exchange.write(events)
     tail = before[-4096:] + last[-8192:]
     if not tail.rstrip().endswith(DONE) and ERROR_HEAD not in tail:
@@ -265,73 +209,3 @@ def _without_prelude(events: bytes) -> bytes:
     while events.startswith(b":") or IS_PROGRESS in events[: events.find(b"\n\n")]:
         events = events[events.find(b"\n\n") + 2 :]
     return events
-
-
-class Timings(msgspec.Struct):
-    """What a child says its work took."""
-
-    prompt_n: int = 0
-    prompt_ms: float = 0.0
-    predicted_n: int = 0
-    predicted_ms: float = 0.0
-    cache_n: int = 0
-
-    def usage(self) -> Usage:
-        """The same, as the fleet keeps it."""
-        return Usage(
-            prompt_tokens=self.prompt_n,
-            prompt_s=self.prompt_ms / 1000,
-            decode_tokens=self.predicted_n,
-            decode_s=self.predicted_ms / 1000,
-        )
-
-
-def sum_of(parts: Iterable[Timings]) -> Timings:
-    """What several pieces of work took together."""
-    total = Timings()
-    for part in parts:
-        total.prompt_n += part.prompt_n
-        total.prompt_ms += part.prompt_ms
-        total.predicted_n += part.predicted_n
-        total.predicted_ms += part.predicted_ms
-        total.cache_n += part.cache_n
-    return total
-
-
-class _Timed(msgspec.Struct):
-    timings: Timings | None = None
-
-
-_TIMED = msgspec.json.Decoder(_Timed)
-
-
-def usage_in(tail: bytes) -> Usage | None:
-    """What the last event with timings in the end of a stream says; None where none does."""
-    for event in reversed(tail.split(b"\n\n")):
-        if b'"timings":' in event and (start := event.find(b"data: ")) >= 0:
-            return _usage(event[start + 6 :])
-    return None
-
-
-def _usage(told: bytes) -> Usage | None:
-    try:
-        timings = _TIMED.decode(told).timings
-    except msgspec.DecodeError:
-        return None
-    return timings.usage() if timings is not None else None
-
-
-def _usages_in(events: bytes) -> list[Usage]:
-    """What each event with timings says."""
-    told = (usage_in(event) for event in events.split(b"\n\n"))
-    return [usage for usage in told if usage is not None]
-
-
-def usage_sum(usages: list[Usage]) -> Usage:
-    """What several prompts of one request took together."""
-    return Usage(
-        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
-        prompt_s=sum(usage.prompt_s for usage in usages),
-        decode_tokens=sum(usage.decode_tokens for usage in usages),
-        decode_s=sum(usage.decode_s for usage in usages),
-    )

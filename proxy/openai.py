@@ -14,11 +14,12 @@ from proxy.chunks import ABSENT
 from proxy.door import Door
 from proxy.errors import BadRequest, PromptTooLong
 from proxy.exchange import Exchange
-from proxy.forward import Check, Hear, Order, converse, refusal, relay_stream, relay_whole
+from proxy.forward import Check, Hear, Order, converse, relay_stream, relay_whole
 from proxy.media import check_media
 from proxy.prompt_length import Bound, Prompt, located
 from proxy.prompts import n_prompts_in
 from proxy.pulse import Pulse
+from proxy.refusals import refusal
 from proxy.sse import KEEP_ALIVE, PROGRESS, EventReader
 from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease, Usage

@@ -10,22 +10,12 @@ from proxy.chunks import ABSENT
 from proxy.door import Door
 from proxy.errors import BadRequest, ChildFailed, StreamCut
 from proxy.exchange import Exchange, Framing
-from proxy.forward import (
-    Check,
-    Hear,
-    Order,
-    ask,
-    converse,
-    event_error,
-    refusal,
-    relay_whole,
-    usage_in,
-    usage_sum,
-)
+from proxy.forward import Check, Hear, Order, ask, converse, relay_whole
 from proxy.native.meant import meant
 from proxy.native.whole import Whole
 from proxy.prompt_length import TOKENS, Bound, Prompt
 from proxy.prompts import n_prompts_in
+from proxy.refusals import event_error, refusal
 from proxy.sse import (
     ERROR_HEAD,
     IS_PROGRESS,
@@ -34,6 +24,7 @@ from proxy.sse import (
     WholeEvents,
     without_progress,
 )
+from proxy.timings import usage_in, usage_sum
 from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease, Usage
 

@@ -7,7 +7,7 @@ import msgspec
 
 from proxy.chunks import NULL, Event, JsonText, read_event
 from proxy.errors import StreamCut, UpstreamBroken
-from proxy.forward import usage_in
+from proxy.timings import usage_in
 from supervisor.lease import Usage
 
 

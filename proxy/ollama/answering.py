@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from proxy.door import Door
 from proxy.errors import StreamCut
 from proxy.exchange import Exchange, Framing
-from proxy.forward import refusal
 from proxy.ollama.reading import ChatReading, CompletionReading, Piece, Reading
 from proxy.ollama.replies import Ending, Writer
 from proxy.ollama.requests import Common
+from proxy.refusals import refusal
 from proxy.sse import EventReader
 from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease

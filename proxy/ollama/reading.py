@@ -6,9 +6,9 @@ import msgspec
 
 from proxy.chunks import NULL, Delta, Event, ToolCall, ToolCalls, read_event
 from proxy.errors import ChildFailed
-from proxy.forward import Timings
 from proxy.ollama.replies import EMPTY
 from proxy.sse import DONE
+from proxy.timings import Timings
 
 
 class Piece(msgspec.Struct):
