@@ -59,7 +59,7 @@ from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired, Ground
 from supervisor.fleet import Fleet
 from supervisor.journal import Journal
-from supervisor.lease import QUESTIONS
+from supervisor.lease_book import QUESTIONS
 from supervisor.leftovers import mark_of, marked_children, remove_leftovers
 from supervisor.probe import HardwareProbe
 from supervisor.race import found_first

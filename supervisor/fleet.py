@@ -27,7 +27,8 @@ from supervisor.catalogue import Catalogue
 from supervisor.child_logs import ChildLog
 from supervisor.desired import Desired, Ground
 from supervisor.instance import Instance, Shop
-from supervisor.lease import Lease, LeaseBook, ModelUnavailable, Usage
+from supervisor.lease import Lease, ModelUnavailable, Usage
+from supervisor.lease_book import LeaseBook
 from supervisor.leasing import Leasing
 from supervisor.machine import FRESH_S, Machine
 from supervisor.planner import Planner

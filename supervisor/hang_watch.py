@@ -23,7 +23,7 @@ from planners.progress import (
     verdict,
 )
 from supervisor.launch import CUT_OFF, Launch
-from supervisor.lease import LeaseBook
+from supervisor.lease_book import LeaseBook
 from supervisor.llama import answers, client_of, slots_told
 from supervisor.pulse import work_of
 from supervisor.race import found_first

@@ -31,7 +31,8 @@ from supervisor.hang_watch import HangWatch
 from supervisor.journal import Journal
 from supervisor.launch import Launch
 from supervisor.launch_history import LaunchHistory
-from supervisor.lease import LeaseBook, Opening, Usage
+from supervisor.lease import Usage
+from supervisor.lease_book import LeaseBook, Opening
 from supervisor.load_progress import LoadLimits
 from supervisor.race import first, found_first
 from supervisor.setbacks import CAUSE_LINES, Setbacks

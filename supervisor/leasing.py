@@ -20,7 +20,8 @@ from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired
 from supervisor.instance import Instance
 from supervisor.kept_contexts import KeptContexts
-from supervisor.lease import Lease, LeaseBook, ModelUnavailable, WaitTimedOut
+from supervisor.lease import Lease, ModelUnavailable, WaitTimedOut
+from supervisor.lease_book import LeaseBook
 from supervisor.wishes import Wishes
 
 SOON_S = 1.0  # a model that is to go within that is not left to the loop's cadence

@@ -17,7 +17,8 @@ from planners.sizes import GIB
 from planners.taken import taken
 from planners.turns import patience_s
 from planners.view import InstanceState, Observed, View
-from supervisor.lease import Lease, LeaseBook, ModelUnavailable, Opening, Waiter
+from supervisor.lease import Lease, ModelUnavailable
+from supervisor.lease_book import LeaseBook, Opening, Waiter
 from tests.fakes.machines import FLEET
 from tests.fakes.views import hardware, model, seen, view
 

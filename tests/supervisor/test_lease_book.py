@@ -9,15 +9,8 @@ from planners.line import Priority
 from planners.model import ModelId
 from planners.plan import InstanceId
 from planners.view import InLine
-from supervisor.lease import (
-    QUESTIONS,
-    LeaseBook,
-    LineFull,
-    ModelUnavailable,
-    Opening,
-    Stopping,
-    Waiter,
-)
+from supervisor.lease import LineFull, ModelUnavailable, Stopping
+from supervisor.lease_book import QUESTIONS, LeaseBook, Opening, Waiter
 
 M = ModelId("m")
 I1, I2 = InstanceId("i1"), InstanceId("i2")
