@@ -21,14 +21,13 @@ from planners.rates import rates
 from planners.reasons import Reason, ReasonKind
 from planners.sizes import GIB, format_size
 from planners.speed import NOTICED, format_rate, speed, times_s
+from planners.usage import Usage
 
 LEAST_SAMPLES = 3  # of which a median is believed
 MOST_OFF = 8.0  # times the default: beyond it something else was going on, such as a paused machine
 MOST_FACTOR = 2.0  # times the default, or one by it: as far as a rate is corrected
 MOST_MORE_SHARE = 0.25  # of predicted weights and cache: as far as they are corrected
 MOST_OVERHEAD_BYTES = GIB  # above the default: as far as an overhead is corrected
-LEAST_DECODE = 16  # tokens; fewer tell more of the first one's latency
-LEAST_PROMPT = 64
 MEASURED_HERE = "measured here over"
 """How each reason begins that tells of something learned."""
 
@@ -36,44 +35,22 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """One request that had its child to itself, by the child's own timings."""
-
-    prompt_tokens: int
-    prompt_s: float
-    decode_tokens: int
-    decode_s: float
-
-    @property
-    def decode_tokens_per_s(self) -> float | None:
-        """None where it was too short to tell."""
-        is_telling = self.decode_tokens >= LEAST_DECODE and self.decode_s > 0
-        return self.decode_tokens / self.decode_s if is_telling else None
-
-    @property
-    def prompt_tokens_per_s(self) -> float | None:
-        """None where it was too short to tell."""
-        is_telling = self.prompt_tokens >= LEAST_PROMPT and self.prompt_s > 0
-        return self.prompt_tokens / self.prompt_s if is_telling else None
-
-
 def rate_sample(
-    exchange: Exchange,
+    usage: Usage,
     *,
     at: float,
     hardware: HardwareProfile,
     model: ModelInfo,
     plan: LaunchPlan,
 ) -> RateSample | None:
-    """What an exchange showed; None where it was too short, or odder than any rate explains."""
-    decode, prompt = exchange.decode_tokens_per_s, exchange.prompt_tokens_per_s
+    """What a request showed; None where it was too short, or odder than any rate explains."""
+    decode, prompt = usage.decode_tokens_per_s, usage.prompt_tokens_per_s
     bytes_per_s = flops = None
     owner = _owner(model, plan)
     if owner is not None:
-        used = exchange.prompt_tokens + exchange.decode_tokens // 2
+        used = usage.prompt_tokens + usage.decode_tokens // 2
         explanation = _Explanation(
-            owner, hardware, model, plan, exchange.prompt_tokens, used_tokens=max(used, 1)
+            owner, hardware, model, plan, usage.prompt_tokens, used_tokens=max(used, 1)
         )
         bytes_per_s = None if decode is None else explanation.bytes_per_s(1 / decode)
         flops = None if prompt is None else explanation.flops(1 / prompt)

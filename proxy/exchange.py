@@ -14,13 +14,14 @@ from typing import Any
 import msgspec
 
 from planners.line import Priority
+from planners.usage import Usage
 from proxy import errors
 from proxy.bodies import read_body
 from proxy.errors import Answer, CallerLeft, Dialect
 from proxy.leaving import LEAVING, Leaving
 from proxy.pulse import Beats, Pulse
 from proxy.request_id import HEADER as REQUEST_ID
-from supervisor.lease import Lease, Usage
+from supervisor.lease import Lease
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]

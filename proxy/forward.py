@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from planners.model import ServedModel
+from planners.usage import Usage
 from proxy.bodies import Buffers, amended
 from proxy.door import Door
 from proxy.errors import (
@@ -27,7 +28,7 @@ from proxy.refusals import event_error, refusal
 from proxy.sse import DONE, ERROR_HEAD, IS_PROGRESS, WholeEvents, without_progress
 from proxy.timings import usage_in, usage_of, usage_sum, usages_in
 from proxy.upstream import UpstreamRequest, UpstreamResponse
-from supervisor.lease import Lease, Usage
+from supervisor.lease import Lease
 
 REPLY_BYTES = 256 << 20  # a whole reply is held in memory: embeddings of a large batch
 TRIES = 2  # a request that kills a second child would kill a third

@@ -7,6 +7,7 @@ import msgspec
 from planners.capabilities import capabilities
 from planners.durations import wished_duration
 from planners.model import ServedModel
+from planners.usage import Usage
 from proxy import names
 from proxy.assemble import STREAMED, Assembly
 from proxy.bodies import decoded
@@ -22,7 +23,7 @@ from proxy.pulse import Pulse
 from proxy.refusals import refusal
 from proxy.sse import KEEP_ALIVE, PROGRESS, EventReader
 from proxy.upstream import UpstreamResponse
-from supervisor.lease import Lease, Usage
+from supervisor.lease import Lease
 
 
 class _Asked(msgspec.Struct):

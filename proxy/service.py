@@ -6,8 +6,9 @@ from typing import Protocol
 
 from planners.line import Priority
 from planners.model import BrokenFile, ModelId, ServedModel
+from planners.usage import Usage
 from planners.view import LineSeen, Observed
-from supervisor.lease import Lease, Usage
+from supervisor.lease import Lease
 
 
 class Service(Protocol):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from supervisor.lease import Usage
+from planners.usage import Usage
 
 
 class Timings(msgspec.Struct):

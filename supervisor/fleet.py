@@ -16,18 +16,19 @@ import structlog
 from planners.actions import Action, Allow, Departure, Refuse, Restart, Start, Stop, Yield
 from planners.backends import Engine
 from planners.hardware import HardwareProfile
-from planners.learning import Exchange, learned_reasons
+from planners.learning import learned_reasons
 from planners.line import Priority
 from planners.model import BrokenFile, ModelId, ServedModel
 from planners.plan import InstanceId, LaunchPlan
 from planners.reconcile import launch_key
 from planners.settings import ContextPolicy
+from planners.usage import Usage
 from planners.view import LineSeen, Observed, View
 from supervisor.catalogue import Catalogue
 from supervisor.child_logs import ChildLog
 from supervisor.desired import Desired, Ground
 from supervisor.instance import Instance, Shop
-from supervisor.lease import Lease, ModelUnavailable, Usage
+from supervisor.lease import Lease, ModelUnavailable
 from supervisor.lease_book import LeaseBook
 from supervisor.leasing import Leasing
 from supervisor.machine import FRESH_S, Machine
@@ -277,14 +278,11 @@ class Fleet:
         return self._machine.last
 
     def _learn(self, seen: Observed, usage: Usage) -> None:
-        """Take an exchange that had its child to itself into the rates of the devices."""
+        """Take a request that had its child to itself into the rates of the devices."""
         served, hardware = self._catalogue.models.get(seen.model_id), self._machine.last
         if hardware is None or served is None:
             return
-        exchange = Exchange(
-            usage.prompt_tokens, usage.prompt_s, usage.decode_tokens, usage.decode_s
-        )
-        self._history.served(exchange, hardware=hardware, model=served.info, plan=seen.plan)
+        self._history.served(usage, hardware=hardware, model=served.info, plan=seen.plan)
 
     # The loop's own.
 

@@ -24,6 +24,7 @@ from planners.plan import InstanceId, LaunchPlan
 from planners.progress import HangLimits, Hung, hang_limits
 from planners.restart import Death, RestartRules
 from planners.settings import FleetSettings
+from planners.usage import Usage
 from planners.view import InstanceState, Observed
 from supervisor.child import Child, SpawnFailed, Unreapable
 from supervisor.child_logs import ChildLog
@@ -31,7 +32,6 @@ from supervisor.hang_watch import HangWatch
 from supervisor.journal import Journal
 from supervisor.launch import Launch
 from supervisor.launch_history import LaunchHistory
-from supervisor.lease import Usage
 from supervisor.lease_book import LeaseBook, Opening
 from supervisor.load_progress import LoadLimits
 from supervisor.race import first, found_first

@@ -14,10 +14,11 @@ import msgspec
 
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.ladder import Rung, RungKey
-from planners.learning import Exchange, learned_from, rate_sample
+from planners.learning import learned_from, rate_sample
 from planners.lessons import NOTHING_LEARNED, LaunchKey, LaunchSample, Learned, RateSample
 from planners.model import ModelId, ModelInfo
 from planners.plan import DeviceBytes, InstanceId, LaunchPlan
+from planners.usage import Usage
 from planners.view import InstanceState, Observed
 from supervisor.journal import Journal
 from supervisor.journal_file import LAUNCHES, PER_KEY, RATES, Cell, Row
@@ -68,14 +69,14 @@ class LaunchHistory:
 
     def served(
         self,
-        exchange: Exchange,
+        usage: Usage,
         *,
         hardware: HardwareProfile,
         model: ModelInfo,
         plan: LaunchPlan,
     ) -> None:
         """Keep what a request that had its child to itself showed of its speed."""
-        sample = rate_sample(exchange, at=time(), hardware=hardware, model=model, plan=plan)
+        sample = rate_sample(usage, at=time(), hardware=hardware, model=model, plan=plan)
         if sample is not None:
             self._hold(sample)
             self._journal.write(RATES, _rate_row(sample))

@@ -1,4 +1,4 @@
-"""The right to one slot of a child, what was done with it, and why there is none."""
+"""The right to one slot of a child, and why there is none."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,16 +27,6 @@ class Lease:
     """How long this caller waited for its slot, the load included; 0.0 when granted at once."""
     granted_at_s: float
     """Monotonic."""
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What one finished exchange did, from the child's own timings."""
-
-    prompt_tokens: int
-    prompt_s: float
-    decode_tokens: int
-    decode_s: float
 
 
 class LeaseError(SupervisorError):

@@ -4,6 +4,7 @@ import msgspec
 
 from planners.durations import wished_duration
 from planners.model import ServedModel
+from planners.usage import Usage
 from proxy import names
 from proxy.bodies import decoded
 from proxy.chunks import ABSENT
@@ -26,7 +27,7 @@ from proxy.sse import (
 )
 from proxy.timings import usage_in, usage_sum
 from proxy.upstream import UpstreamResponse
-from supervisor.lease import Lease, Usage
+from supervisor.lease import Lease
 
 
 class _Extra(msgspec.Struct):

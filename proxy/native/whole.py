@@ -5,10 +5,10 @@ Not for `return_tokens`: streams leave out the ids of tokens that end within a c
 
 import msgspec
 
+from planners.usage import Usage
 from proxy.chunks import NULL, Event, JsonText, read_event
 from proxy.errors import StreamCut, UpstreamBroken
 from proxy.timings import usage_in
-from supervisor.lease import Usage
 
 
 class _Event(Event):

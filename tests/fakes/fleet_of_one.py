@@ -13,8 +13,9 @@ import msgspec
 from planners.line import Priority
 from planners.model import BrokenFile, ModelId, ModelInfo, ServedModel
 from planners.plan import InstanceId, LaunchPlan
+from planners.usage import Usage
 from planners.view import InstanceState, LineSeen, Observed
-from supervisor.lease import Lease, LeaseError, Usage
+from supervisor.lease import Lease, LeaseError
 from tests.fakes.machines import PLAIN
 
 FAKE = (sys.executable, str(Path(__file__).with_name("llama_server.py")))

@@ -8,7 +8,6 @@ from planners.learning import (
     LEAST_SAMPLES,
     MOST_FACTOR,
     MOST_OVERHEAD_BYTES,
-    Exchange,
     corrected,
     learned_from,
     learned_reasons,
@@ -22,6 +21,7 @@ from planners.plan import DeviceBytes, LaunchPlan, Shortfall
 from planners.rates import rates
 from planners.sizes import GIB, MIB
 from planners.speed import times_s
+from planners.usage import Usage
 from tests.fakes.machines import CPU, CUDA, LLAMA_8B, RULES, machine, nvidia, served
 
 CARD = nvidia(0, 24)
@@ -43,14 +43,14 @@ def plan_on(hardware: HardwareProfile, learned: Learned = NOTHING_LEARNED) -> La
 def sample(
     hardware: HardwareProfile, *, decode: float = 0.0, prompt: float = 0.0
 ) -> RateSample | None:
-    """What one exchange at these tokens/s shows."""
-    exchange = Exchange(
+    """What one usage at these tokens/s shows."""
+    usage = Usage(
         prompt_tokens=960,
         prompt_s=960 / prompt if prompt else 0.0,
         decode_tokens=128,
         decode_s=128 / decode if decode else 0.0,
     )
-    return rate_sample(exchange, at=1.0, hardware=hardware, model=LLAMA_8B, plan=plan_on(hardware))
+    return rate_sample(usage, at=1.0, hardware=hardware, model=LLAMA_8B, plan=plan_on(hardware))
 
 
 def after(
@@ -115,23 +115,23 @@ def test_a_rate_is_corrected_within_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    "exchange",
+    "usage",
     [
-        pytest.param(Exchange(10, 0.1, 3, 1.0), id="too few tokens"),
-        pytest.param(Exchange(10, 0.1, 128, 128 / 0.01), id="slower than any explanation"),
-        pytest.param(Exchange(10, 0.1, 128, 128 / 1e6), id="faster than any"),
-        pytest.param(Exchange(0, 0.0, 0, 0.0), id="nothing at all"),
+        pytest.param(Usage(10, 0.1, 3, 1.0), id="too few tokens"),
+        pytest.param(Usage(10, 0.1, 128, 128 / 0.01), id="slower than any explanation"),
+        pytest.param(Usage(10, 0.1, 128, 128 / 1e6), id="faster than any"),
+        pytest.param(Usage(0, 0.0, 0, 0.0), id="nothing at all"),
     ],
 )
-def test_what_tells_nothing_is_no_sample(exchange: Exchange) -> None:
+def test_what_tells_nothing_is_no_sample(usage: Usage) -> None:
     plan = plan_on(machine())
 
-    assert rate_sample(exchange, at=1.0, hardware=machine(), model=LLAMA_8B, plan=plan) is None
+    assert rate_sample(usage, at=1.0, hardware=machine(), model=LLAMA_8B, plan=plan) is None
 
 
 def test_a_launch_on_several_devices_teaches_of_no_device_but_of_its_like() -> None:
     lean = replace(plan_on(machine(CARD)), n_cpu_moe=3)
-    one = Exchange(10, 0.1, 128, 2.0)
+    one = Usage(10, 0.1, 128, 2.0)
 
     told = rate_sample(one, at=1.0, hardware=machine(CARD), model=LLAMA_8B, plan=lean)
 
@@ -245,7 +245,7 @@ def test_a_short_prompt_on_a_card_pays_for_its_launches_alone_and_teaches_the_sa
     def taught(prompt_tokens: int) -> float:
         shape = LaunchShape(4096, 1, 512, min(512, prompt_tokens), split=whole)
         token_s, _ = times_s(model, shape, rates=known, used_tokens=prompt_tokens)
-        seen = Exchange(prompt_tokens, prompt_tokens * token_s, 0, 0.0)
+        seen = Usage(prompt_tokens, prompt_tokens * token_s, 0, 0.0)
         sample = rate_sample(seen, at=1.0, hardware=hardware, model=model, plan=plan_on(hardware))
         assert sample is not None
         assert sample.flops is not None
@@ -258,7 +258,7 @@ def test_a_short_prompt_on_a_card_pays_for_its_launches_alone_and_teaches_the_sa
 
 def test_a_prompt_faster_than_its_launches_alone_teaches_nothing() -> None:
     hardware = machine(CARD)
-    impossible = Exchange(prompt_tokens=512, prompt_s=1e-6, decode_tokens=0, decode_s=0.0)
+    impossible = Usage(prompt_tokens=512, prompt_s=1e-6, decode_tokens=0, decode_s=0.0)
 
     told = rate_sample(
         impossible, at=1.0, hardware=hardware, model=LLAMA_8B, plan=plan_on(hardware)

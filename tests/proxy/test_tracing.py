@@ -14,10 +14,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from planners.plan import InstanceId
+from planners.usage import Usage
 from proxy.exchange import Exchange
 from proxy.metrics import Metrics
 from proxy.tracing import Phase, Tracing, otlp_provider, phases
-from supervisor.lease import Lease, Usage
+from supervisor.lease import Lease
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
 from tests.fakes.serving import serving
 from tests.fakes.views import model, seen

@@ -20,11 +20,12 @@ from planners.learning import LEAST_SAMPLES
 from planners.model import ModelId
 from planners.plan import LaunchPlan, Shortfall
 from planners.settings import MemoryRule, ModelRule
+from planners.usage import Usage
 from planners.view import InstanceState
 from supervisor.child_logs import FILE_BYTES
 from supervisor.devices.sighting import Reading
 from supervisor.journal_file import LAUNCHES
-from supervisor.lease import LineFull, ModelUnavailable, Stopping, Usage, WaitTimedOut
+from supervisor.lease import LineFull, ModelUnavailable, Stopping, WaitTimedOut
 from supervisor.tinymodel import tiny_model
 from tests.fakes import machines
 from tests.fakes.fleet_world import TINY, MakeWorld, World

@@ -7,12 +7,12 @@ import pytest
 
 from planners.hardware import HOST, DeviceId
 from planners.ladder import Rung
-from planners.learning import Exchange
 from planners.lessons import LaunchSample, key_of
 from planners.model import ModelId
 from planners.placement import plan_launch
 from planners.plan import DeviceBytes, InstanceId, LaunchPlan
 from planners.sizes import GIB, MIB
+from planners.usage import Usage
 from planners.view import InstanceState
 from supervisor.journal import open_journal
 from supervisor.launch_history import LaunchHistory, anonymous_bytes, with_process
@@ -42,7 +42,7 @@ async def history(tmp_path: Path) -> AsyncIterator[LaunchHistory]:
 def serve(history: LaunchHistory, times: int) -> None:
     for _ in range(times):
         history.served(
-            Exchange(960, 40.0, 128, 32.0), hardware=machine(), model=LLAMA_8B, plan=plan_here()
+            Usage(960, 40.0, 128, 32.0), hardware=machine(), model=LLAMA_8B, plan=plan_here()
         )
 
 
