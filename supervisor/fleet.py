@@ -90,9 +90,13 @@ class Fleet:
             cwd=ground.cwd,
             changed=self.look,
         )
-        self.prospects = Prospects(
+        self.prospects = self._new_prospects()
+        self._shop = self._new_shop(ground, leaving=leaving, heard_bytes=heard_bytes)
+
+    def _new_prospects(self) -> Prospects:
+        return Prospects(
             self._planner,
-            history=records.history,
+            history=self._history,
             preflights=self._preflights,
             desired=lambda: self._desired,
             running=self.running,
@@ -100,10 +104,15 @@ class Fleet:
             contexts=self._wanted_contexts,
             profile=self.profile,
         )
-        self._shop = Shop(
+
+    def _new_shop(
+        self, ground: Ground, *, leaving: Callable[[str], None], heard_bytes: Callable[[str], int]
+    ) -> Shop:
+        """What every instance works with."""
+        return Shop(
             book=self._book,
-            journal=records.journal,
-            history=records.history,
+            journal=self._journal,
+            history=self._history,
             settings=lambda: self._desired.settings,
             environ=ground.environ,
             run_dir=ground.run_dir,
