@@ -1,12 +1,15 @@
 """`inferenceosd`: options in, a running daemon or a checked configuration out."""
 
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from inferenceosd import __version__
 from inferenceosd.installation import strangers
+
+if TYPE_CHECKING:
+    from inferenceosd.config import Config
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -89,7 +92,7 @@ def main(
     insecure: bool,
     check: bool,
 ) -> None:
-    """Serve local language models to Ollama and OpenAI clients.
+    """Serve local language models to clients of Ollama, OpenAI and Anthropic.
 
     Finds GGUF files, plans how each fits this machine's memory, and runs one llama-server process
     per model, loaded on the first request and unloaded when idle.
@@ -97,7 +100,7 @@ def main(
     if (problem := strangers()) is not None:
         _fail(problem, EXIT_FAILED)
     # Late, for the check above: what these import may be somebody else's.
-    from inferenceosd.config import Config, Options, read_config
+    from inferenceosd.config import Options, read_config
     from inferenceosd.config_error import ConfigError
 
     options = Options(
@@ -111,7 +114,7 @@ def main(
         insecure=insecure,
     )
 
-    def reload() -> Config:
+    def reload() -> "Config":
         return read_config(options)
 
     try:
@@ -119,20 +122,25 @@ def main(
     except ConfigError as exc:
         _fail(str(exc), EXIT_USAGE)
     if check:
-        from inferenceosd.door_lock import check_lock
-        from inferenceosd.listening import is_local
-
-        try:
-            check_lock(settings, is_local=is_local(settings.listen))
-        except ConfigError as exc:
-            _fail(str(exc), EXIT_USAGE)
-        for warning in settings.warnings:
-            click.echo(f"warning: {warning}", err=True)
-        click.echo(f"{settings.file or 'built-in defaults'}: ok")
-        return
+        return _check(settings)
     from inferenceosd.daemon import run  # late: --check and --help need no server
 
     sys.exit(run(settings, reload=reload))
+
+
+def _check(settings: "Config") -> None:
+    """Says whether a daemon would start with these settings."""
+    from inferenceosd.config_error import ConfigError
+    from inferenceosd.door_lock import check_lock
+    from inferenceosd.listening import is_local
+
+    try:
+        check_lock(settings, is_local=is_local(settings.listen))
+    except ConfigError as exc:
+        _fail(str(exc), EXIT_USAGE)
+    for warning in settings.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    click.echo(f"{settings.file or 'built-in defaults'}: ok")
 
 
 def _fail(sentence: str, status: int) -> NoReturn:
