@@ -66,7 +66,7 @@ def _device(device: Device) -> tuple[str, ...]:
 
 def _storage(folders: tuple[Storage, ...]) -> str:
     rows = [(each.folder, _size(each.free_bytes), _rate(each.read_bytes_per_s)) for each in folders]
-    return table(("MODELS IN", "FREE", "READS"), rows, right="FREE READS") if rows else ""
+    return table(("MODELS IN", "FREE", "READS"), rows, right="FREE READS")
 
 
 def _size(size_bytes: int | None) -> str:

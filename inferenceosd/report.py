@@ -211,8 +211,6 @@ def _lines(lines: tuple[LineReport, ...]) -> str:
         for line in lines
         for caller in line.callers
     ]
-    if not rows:
-        return ""
     headers = ("MODEL", "CALLER", "PRIORITY", "WAITING", "PLACE", "LONGEST WAIT")
     return table(headers, rows, right="WAITING PLACE")
 
@@ -246,8 +244,6 @@ def _memory(instances: tuple[InstanceReport, ...]) -> str:
         for one in instances
         for part in one.memory
     ]
-    if not rows:
-        return ""
     headers = ("MODEL", "DEVICE", "PREDICTED", "MEASURED", "RESERVED", "TAKEN")
     return table(headers, rows, right="PREDICTED MEASURED RESERVED TAKEN")
 
@@ -267,8 +263,6 @@ def _speed(instances: tuple[InstanceReport, ...]) -> str:
         )
         for one in instances
     ]
-    if not rows:
-        return ""
     headers = (
         "MODEL", "DECODE/S", "MEASURED", "PROMPT/S", "MEASURED", "LOAD", "USUAL", "LEARNED FROM",
     )  # fmt: skip
@@ -333,8 +327,6 @@ def _engines(status: StatusReport) -> str:
 
 
 def _broken(files: tuple[BrokenFile, ...]) -> str:
-    if not files:
-        return ""
     return table(("NOT OFFERED", "WHY"), [(file.path, file.reason) for file in files])
 
 

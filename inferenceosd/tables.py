@@ -15,12 +15,14 @@ def table(
     right: str = "",
     columns: int | None = None,
 ) -> str:
-    """`rows` under `headers`, each column as wide as its widest cell.
+    """`rows` under `headers`, each column as wide as its widest cell; without rows, nothing.
 
     `right` names the headers, separated by blanks, whose columns stand flush right. With `columns`,
     the terminal's, the last cell of a row is folded below its start.
     """
     lines = [tuple(headers), *(tuple(row) for row in rows)]
+    if len(lines) == 1:
+        return ""
     widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
     flush = [header in right.split() for header in headers]
     return "\n".join(

@@ -74,9 +74,6 @@ class NoSuchRoute(BadRequest):
 
     status = 404
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-
 
 def located(door: Door, exchange: Exchange) -> str:
     """What follows the model's name in the path; the name goes to the exchange.

@@ -25,10 +25,6 @@ def test_wide_and_combining_characters_keep_the_columns() -> None:
     )  # fmt: skip
 
 
-def test_headers_stand_alone_over_nothing() -> None:
-    assert table(("A", "B"), []) == "A  B"
-
-
 def test_a_long_last_cell_is_folded_below_its_start_on_a_terminal() -> None:
     shown = table(
         ("A", "WHY"), [("one", "because of this and of that and so on"), ("two", "")], columns=30
@@ -52,3 +48,7 @@ def test_where_hardly_any_room_is_left_nothing_is_folded() -> None:
     line = table(("A", "WHY"), [("a" * 20, "because of this and of that")], columns=30)
 
     assert len(line.splitlines()) == 2
+
+
+def test_no_rows_are_no_table() -> None:
+    assert table(("NAME", "SIZE"), []) == ""
