@@ -40,8 +40,8 @@ from planners.settings import (
     PlacementRules,
 )
 from planners.sizes import MIB
-from proxy.crowd import CrowdLimits
-from proxy.gate import Management
+from proxy.admission.gate import Management
+from proxy.edge.crowd import CrowdLimits
 
 MAX_FILE_BYTES = MIB  # a thousand models fit in a tenth of it
 CHILD_SOCKET_BYTES = 36  # what a child's socket may add to the runtime folder's path

@@ -30,7 +30,7 @@ from proxy.admin.records import EventReport, Followed, LogReport
 from proxy.admin.service import ReloadRefused
 from proxy.admin.status import DaemonReport, LockReport, StatusReport, status_report
 from proxy.errors import BadRequest, UnknownModel
-from proxy.metrics import Metrics
+from proxy.telemetry.metrics import Metrics
 from supervisor.backends import find_engines
 from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired

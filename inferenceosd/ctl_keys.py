@@ -24,7 +24,7 @@ from inferenceosd.key_file import (
 )
 from inferenceosd.tables import table
 from proxy.admin.status import LockReport, StatusReport
-from proxy.keys import SCOPES, ApiKey
+from proxy.admission.keys import SCOPES, ApiKey
 
 DAY_S = 24 * 3600.0
 

@@ -48,13 +48,13 @@ from inferenceosd.traces import open_traces
 from proxy.admin.routes import build_admin_app
 from proxy.admin.service import ReloadRefused
 from proxy.app import PARTING_S, ROUTES, ASGIApp, build_app
-from proxy.crowd import Crowd
+from proxy.child.upstream import UpstreamPools
 from proxy.door import DoorSettings
+from proxy.edge.crowd import Crowd
+from proxy.edge.protocol import Patience
+from proxy.edge.server import serve
 from proxy.exchange import Receive, Scope, Send
-from proxy.metrics import Metrics
-from proxy.protocol import Patience
-from proxy.server import serve
-from proxy.upstream import UpstreamPools
+from proxy.telemetry.metrics import Metrics
 from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired, Ground
 from supervisor.fleet import Fleet

@@ -4,7 +4,7 @@ import resource
 from contextlib import suppress
 from dataclasses import replace
 
-from proxy.crowd import CrowdLimits
+from proxy.edge.crowd import CrowdLimits
 
 MOST_DESCRIPTORS = 1 << 16  # the service unit's LimitNOFILE
 

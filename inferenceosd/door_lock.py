@@ -14,8 +14,8 @@ from inferenceosd.config_error import ConfigError
 from inferenceosd.key_file import KeyFileRefused, read_keys
 from inferenceosd.tls_files import TlsFiles, TlsRefused
 from proxy.admin.status import LockReport
-from proxy.gate import Gate, Management
-from proxy.keys import ApiKey, KeyRing
+from proxy.admission.gate import Gate, Management
+from proxy.admission.keys import ApiKey, KeyRing
 
 log = structlog.get_logger(__name__)
 

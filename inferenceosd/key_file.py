@@ -14,7 +14,7 @@ from secrets import token_bytes
 import msgspec
 
 from planners.sizes import MIB
-from proxy.keys import ID_BYTES, SCOPES, SECRET_BYTES, ApiKey, Scope, digest_of, token_of
+from proxy.admission.keys import ID_BYTES, SCOPES, SECRET_BYTES, ApiKey, Scope, digest_of, token_of
 
 MAX_FILE_BYTES = MIB
 MAX_KEYS = 1000

@@ -7,8 +7,8 @@ import structlog
 
 from inferenceosd import __version__
 from proxy.door import Traces
-from proxy.metrics import Metrics
 from proxy.service import Service
+from proxy.telemetry.metrics import Metrics
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
@@ -32,7 +32,7 @@ def open_traces(
         return None
     try:
         # Only here: without traces nobody pays for them.
-        from proxy.tracing import Tracing, otlp_provider
+        from proxy.telemetry.tracing import Tracing, otlp_provider
     except ImportError as exc:
         log.warning("tracing.missing", reason=f"install inferenceosd[otel]: {exc}")
         return None

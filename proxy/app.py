@@ -13,19 +13,20 @@ import psutil
 import structlog
 from structlog.contextvars import bind_contextvars
 
-from proxy import errors, openai
-from proxy.access import Access, Answered
+from proxy import errors
+from proxy.admission.access import Access, Answered
 from proxy.anthropic import routes as anthropic
+from proxy.child.upstream import UpstreamPools
 from proxy.door import Door, DoorSettings, Traces
 from proxy.errors import CallerLeft, Dialect
 from proxy.exchange import TEXT, Exchange, Receive, Scope, Send
-from proxy.metrics import CALLER_LEFT_STATUS, CONTENT_TYPE, Metrics
 from proxy.native import completion, direct, questions, vectors
 from proxy.ollama import catalogue, chat, embed
+from proxy.openai import routes as openai
 from proxy.request_id import request_id
 from proxy.responses import routes as responses
 from proxy.service import Service
-from proxy.upstream import UpstreamPools
+from proxy.telemetry.metrics import CALLER_LEFT_STATUS, CONTENT_TYPE, Metrics
 from supervisor.lease import Stopping
 
 log = structlog.get_logger(__name__)

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from proxy.admission.gate import OPEN_GATE, Gate
+from proxy.child.upstream import UpstreamPools
 from proxy.exchange import Exchange
-from proxy.gate import OPEN_GATE, Gate
-from proxy.metrics import Metrics
 from proxy.service import Service
-from proxy.upstream import UpstreamPools
+from proxy.telemetry.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Trace(Protocol):
 
 
 class Traces(Protocol):
-    """Requests as spans: proxy.tracing, which is imported only where they are wanted."""
+    """Requests as spans: proxy.telemetry.tracing, which is imported only where they are wanted."""
 
     def begun(self, exchange: Exchange) -> Trace:
         """A trace of a request that came just now; gives the exchange its `traceparent`."""

@@ -17,8 +17,8 @@ from planners.line import Priority
 from planners.usage import Usage
 from proxy import errors
 from proxy.bodies import read_body
+from proxy.edge.leaving import LEAVING, Leaving
 from proxy.errors import Answer, CallerLeft, Dialect
-from proxy.leaving import LEAVING, Leaving
 from proxy.pulse import Beats, Pulse
 from proxy.request_id import HEADER as REQUEST_ID
 from supervisor.lease import Lease

@@ -16,6 +16,10 @@ import msgspec
 from planners.model import ServedModel
 from planners.usage import Usage
 from proxy.bodies import Buffers, amended
+from proxy.child.refusals import event_error, refusal
+from proxy.child.sse import DONE, ERROR_HEAD, IS_PROGRESS, WholeEvents, without_progress
+from proxy.child.timings import usage_in, usage_of, usage_sum, usages_in
+from proxy.child.upstream import UpstreamRequest, UpstreamResponse
 from proxy.door import Door
 from proxy.errors import (
     ChildFailed,
@@ -24,10 +28,6 @@ from proxy.errors import (
     UpstreamGone,
 )
 from proxy.exchange import Exchange, Framing
-from proxy.refusals import event_error, refusal
-from proxy.sse import DONE, ERROR_HEAD, IS_PROGRESS, WholeEvents, without_progress
-from proxy.timings import usage_in, usage_of, usage_sum, usages_in
-from proxy.upstream import UpstreamRequest, UpstreamResponse
 from supervisor.lease import Lease
 
 REPLY_BYTES = 256 << 20  # a whole reply is held in memory: embeddings of a large batch

@@ -40,7 +40,7 @@ from proxy.admin.service import AdminService, ReloadRefused
 from proxy.admin.status import LockReport, StatusReport
 from proxy.bodies import decoded, read_body
 from proxy.errors import BadRequest, CallerLeft, Dialect, ProxyError, UnknownModel, answer, body
-from proxy.metrics import CONTENT_TYPE
+from proxy.telemetry.metrics import CONTENT_TYPE
 from supervisor.lease import LeaseError, Stopping
 from supervisor.planner import PlanTookTooLong
 from supervisor.probe import HostUnread

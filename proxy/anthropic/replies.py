@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from proxy.anthropic.stops import StopSequences
-from proxy.chat_reply import ChatReply, Part, PartKind
-from proxy.chunks import Delta
+from proxy.chat.reply import ChatReply, Part, PartKind
+from proxy.child.chunks import Delta
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 """This dialect's sign of life in a stream that has nothing to say yet; allowed anywhere."""

@@ -10,10 +10,10 @@ from typing import Literal
 
 import msgspec
 
-from proxy.chat_turn import STREAMED, read_whole
-from proxy.chunks import ABSENT
+from proxy.chat.media import data_url
+from proxy.chat.turn import STREAMED, read_whole
+from proxy.child.chunks import ABSENT
 from proxy.errors import BadRequest
-from proxy.media import data_url
 
 MAX_STOPS, MAX_STOP = 64, 1024
 """Stop sequences, and the length of one: each is looked for in every piece of a reply."""

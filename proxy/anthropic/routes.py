@@ -6,7 +6,7 @@ import msgspec
 
 from proxy.anthropic.replies import MessageWriter
 from proxy.anthropic.requests import MessagesRequest, chat_body, read_request
-from proxy.chat_turn import ChatTurn, chat_model
+from proxy.chat.turn import ChatTurn, chat_model
 from proxy.door import Door
 from proxy.exchange import Exchange
 

@@ -7,17 +7,9 @@ from planners.model import ServedModel
 from planners.usage import Usage
 from proxy import names
 from proxy.bodies import decoded
-from proxy.chunks import ABSENT
-from proxy.door import Door
-from proxy.errors import BadRequest, ChildFailed, StreamCut
-from proxy.exchange import Exchange, Framing
-from proxy.forward import Check, Hear, Order, ask, converse, relay_whole
-from proxy.native.meant import meant
-from proxy.native.whole import Whole
-from proxy.prompt_length import TOKENS, Bound, Prompt
-from proxy.prompts import n_prompts_in
-from proxy.refusals import event_error, refusal
-from proxy.sse import (
+from proxy.child.chunks import ABSENT
+from proxy.child.refusals import event_error, refusal
+from proxy.child.sse import (
     ERROR_HEAD,
     IS_PROGRESS,
     PROGRESS,
@@ -25,8 +17,16 @@ from proxy.sse import (
     WholeEvents,
     without_progress,
 )
-from proxy.timings import usage_in, usage_sum
-from proxy.upstream import UpstreamResponse
+from proxy.child.timings import usage_in, usage_sum
+from proxy.child.upstream import UpstreamResponse
+from proxy.door import Door
+from proxy.errors import BadRequest, ChildFailed, StreamCut
+from proxy.exchange import Exchange, Framing
+from proxy.forward import Check, Hear, Order, ask, converse, relay_whole
+from proxy.native.meant import meant
+from proxy.native.whole import Whole
+from proxy.prompt.count import n_prompts_in
+from proxy.prompt.length import TOKENS, Bound, Prompt
 from supervisor.lease import Lease
 
 

@@ -10,13 +10,13 @@ import msgspec
 
 from planners.model import ServedModel
 from proxy.bodies import decoded
+from proxy.chat.media import check_media
+from proxy.child.refusals import refusal
 from proxy.door import Door
 from proxy.errors import UpstreamGone
 from proxy.exchange import Exchange
 from proxy.forward import REAPED_S, REPLY_BYTES, understood
-from proxy.media import check_media
 from proxy.native.meant import meant
-from proxy.refusals import refusal
 
 
 class _Asked(msgspec.Struct):

@@ -6,9 +6,9 @@ Not for `return_tokens`: streams leave out the ids of tokens that end within a c
 import msgspec
 
 from planners.usage import Usage
-from proxy.chunks import NULL, Event, JsonText, read_event
+from proxy.child.chunks import NULL, Event, JsonText, read_event
+from proxy.child.timings import usage_in
 from proxy.errors import StreamCut, UpstreamBroken
-from proxy.timings import usage_in
 
 
 class _Event(Event):

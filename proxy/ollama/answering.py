@@ -3,15 +3,15 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from proxy.child.refusals import refusal
+from proxy.child.sse import EventReader
+from proxy.child.upstream import UpstreamResponse
 from proxy.door import Door
 from proxy.errors import StreamCut
 from proxy.exchange import Exchange, Framing
 from proxy.ollama.reading import ChatReading, CompletionReading, Piece, Reading
 from proxy.ollama.replies import Ending, Writer
 from proxy.ollama.requests import Common
-from proxy.refusals import refusal
-from proxy.sse import EventReader
-from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease
 
 ContextOf = Callable[[Lease, bytes], Awaitable[tuple[int, ...]]]

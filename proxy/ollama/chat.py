@@ -9,6 +9,7 @@ import msgspec
 from planners.capabilities import Capability, capabilities
 from planners.model import ServedModel
 from proxy import names
+from proxy.child.upstream import UpstreamResponse
 from proxy.door import Door
 from proxy.errors import BadRequest
 from proxy.exchange import Exchange
@@ -24,9 +25,8 @@ from proxy.ollama.requests import (
     read_chat,
     read_generate,
 )
-from proxy.prompt_length import RENDERED, Bound, Infill, Prompt, rendered, token_ids
-from proxy.truncation import shortened_chat, shortened_text
-from proxy.upstream import UpstreamResponse
+from proxy.prompt.length import RENDERED, Bound, Infill, Prompt, rendered, token_ids
+from proxy.prompt.truncation import shortened_chat, shortened_text
 from supervisor.lease import Lease
 
 CHAT = b"/v1/chat/completions"

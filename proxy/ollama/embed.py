@@ -9,15 +9,15 @@ import msgspec
 
 from planners.model import ServedModel
 from proxy import names
+from proxy.child.upstream import UpstreamResponse
 from proxy.door import Door
 from proxy.errors import BadRequest, PromptTooLong
 from proxy.exchange import Exchange
 from proxy.forward import Order, converse, whole_reply
 from proxy.ollama.fields import read_object
 from proxy.ollama.options import read_options
-from proxy.prompt_length import Bound, Prompt, located
-from proxy.truncation import shortened_inputs
-from proxy.upstream import UpstreamResponse
+from proxy.prompt.length import Bound, Prompt, located
+from proxy.prompt.truncation import shortened_inputs
 from supervisor.lease import Lease
 
 

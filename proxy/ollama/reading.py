@@ -4,11 +4,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from proxy.chunks import NULL, Delta, Event, ToolCall, ToolCalls, read_event
+from proxy.child.chunks import NULL, Delta, Event, ToolCall, ToolCalls, read_event
+from proxy.child.sse import DONE
+from proxy.child.timings import Timings
 from proxy.errors import ChildFailed
 from proxy.ollama.replies import EMPTY
-from proxy.sse import DONE
-from proxy.timings import Timings
 
 
 class Piece(msgspec.Struct):

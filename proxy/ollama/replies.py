@@ -6,7 +6,7 @@ from time import monotonic, time_ns
 
 import msgspec
 
-from proxy.timings import Timings
+from proxy.child.timings import Timings
 
 EMPTY = b'""'
 FOREVER_AT_S = 10_989_000_000.0  # in 2318: Go's longest duration from now

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from proxy.chat_reply import ChatReply, Part, PartKind
-from proxy.chunks import NULL, Delta
+from proxy.chat.reply import ChatReply, Part, PartKind
+from proxy.child.chunks import NULL, Delta
 from proxy.errors import Answer
 from proxy.responses.requests import ResponseRequest
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 import msgspec
 
 from proxy.bodies import decoded
-from proxy.chat_turn import STREAMED, read_whole
-from proxy.chunks import ABSENT, NULL
+from proxy.chat.media import data_url
+from proxy.chat.turn import STREAMED, read_whole
+from proxy.child.chunks import ABSENT, NULL
 from proxy.errors import BadRequest
-from proxy.media import data_url
 
 
 class _Part(msgspec.Struct):

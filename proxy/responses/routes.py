@@ -6,8 +6,8 @@ import time
 import msgspec
 
 from planners.capabilities import Capability, capabilities
-from proxy.chat_reply import ChatReply
-from proxy.chat_turn import ChatTurn, chat_model
+from proxy.chat.reply import ChatReply
+from proxy.chat.turn import ChatTurn, chat_model
 from proxy.door import Door
 from proxy.errors import BadRequest
 from proxy.exchange import Exchange

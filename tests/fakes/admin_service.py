@@ -35,8 +35,8 @@ from proxy.admin.records import EventReport, Followed, LogReport
 from proxy.admin.routes import build_admin_app
 from proxy.admin.service import ReloadRefused
 from proxy.admin.status import DaemonReport, LockReport, StatusReport, status_report
+from proxy.edge.server import serve
 from proxy.errors import UnknownModel
-from proxy.server import serve
 from supervisor.lease import ModelUnavailable
 from tests.fakes.machines import FLAGS, model_info, served
 

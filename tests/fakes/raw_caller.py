@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from proxy.crowd import Crowd
-from proxy.protocol import PATIENT, Patience
+from proxy.edge.crowd import Crowd
+from proxy.edge.protocol import PATIENT, Patience
 from tests.fakes.fleet_of_one import FleetOfOne
 from tests.fakes.serving import Served, serving
 

@@ -10,13 +10,13 @@ from ssl import SSLContext
 import httpx
 
 from proxy.app import ROUTES, build_app
-from proxy.crowd import Crowd
+from proxy.child.upstream import UpstreamPools
 from proxy.door import DoorSettings, Traces
-from proxy.metrics import Metrics
-from proxy.protocol import PATIENT, Patience
-from proxy.server import serve
+from proxy.edge.crowd import Crowd
+from proxy.edge.protocol import PATIENT, Patience
+from proxy.edge.server import serve
 from proxy.service import Service
-from proxy.upstream import UpstreamPools
+from proxy.telemetry.metrics import Metrics
 from supervisor.event_counts import EventCounts
 
 SETTINGS = DoorSettings(

@@ -14,9 +14,9 @@ from inferenceosd.key_file import add_key
 from inferenceosd.platform_folders import Platform
 from planners.model import ModelId
 from proxy.admin.service import ReloadRefused
+from proxy.admission.gate import Management
+from proxy.admission.keys import Scope
 from proxy.errors import BadRequest, UnknownModel
-from proxy.gate import Management
-from proxy.keys import Scope
 from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired, Ground
 from supervisor.fleet import Fleet

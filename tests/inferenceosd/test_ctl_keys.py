@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from inferenceosd.ctl import main
 from inferenceosd.key_file import read_keys
 from proxy.admin.status import LockReport, StatusReport
-from proxy.keys import KeyRing, Scope
+from proxy.admission.keys import KeyRing, Scope
 from tests.fakes.admin_service import DAEMON, OneModelService, admin_socket
 
 DAY_S = 24 * 3600.0

@@ -1,7 +1,7 @@
 import resource
 
 from inferenceosd.descriptors import MOST_DESCRIPTORS, claim_descriptors, granted
-from proxy.crowd import CrowdLimits
+from proxy.edge.crowd import CrowdLimits
 
 
 def test_the_daemon_may_open_as_many_files_as_it_is_granted() -> None:

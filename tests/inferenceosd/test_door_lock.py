@@ -7,8 +7,8 @@ from inferenceosd.config import Config, Options, read_config
 from inferenceosd.config_error import ConfigError
 from inferenceosd.door_lock import DoorLock, check_lock
 from inferenceosd.key_file import add_key, read_keys, revoke_key
-from proxy.gate import Management
-from proxy.keys import Scope
+from proxy.admission.gate import Management
+from proxy.admission.keys import Scope
 from tests.fakes.certificates import certificate
 
 

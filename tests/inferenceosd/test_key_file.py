@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from inferenceosd.key_file import KeyFileRefused, UnknownKey, add_key, read_keys, revoke_key
-from proxy.keys import KeyRing, Scope
+from proxy.admission.keys import KeyRing, Scope
 
 NOW = 1_800_000_000.0
 

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from proxy.sse import KEEP_ALIVE
+from proxy.child.sse import KEEP_ALIVE
 from tests.fakes.fleet_of_one import fleet_of_one
 from tests.fakes.serving import SETTINGS, serving
 

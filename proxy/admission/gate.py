@@ -1,0 +1,122 @@
+"""Who may do what at the public port: API keys held against the table of scopes. Pure.
+
+Origin and Host come first (access.py): they keep web pages out, keys keep people out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from proxy.admission.keys import KeyRing, Scope
+from proxy.admission.scopes import is_management, scope_of
+from proxy.errors import BadRequest
+
+_BEARER = b"bearer "
+
+
+class KeyRefused(BadRequest):
+    """No key, or none that opens anything here. Which of both, a caller knows already."""
+
+    status = 401
+    code = "invalid_api_key"
+    challenge = 'Bearer realm="inferenceosd"'
+
+    def __init__(self, *, was_told: bool) -> None:
+        self.was_told = was_told
+        why = "this API key is not valid" if was_told else "an API key is needed"
+        super().__init__(
+            f"{why}; send one as Authorization: Bearer KEY or x-api-key: KEY"
+            " (inferenceosctl key add NAME makes one)"
+        )
+
+
+class ScopeTooSmall(BadRequest):
+    """A valid key that does not reach as far."""
+
+    status = 403
+    code = "insufficient_scope"
+
+    def __init__(self, *, has: Scope, needs: Scope) -> None:
+        self.has, self.needs = has, needs
+        self.challenge = (
+            f'Bearer realm="inferenceosd", error="insufficient_scope", scope="{needs.word}"'
+        )
+        super().__init__(f"this needs an API key of scope {needs.word}; yours is for {has.word}")
+
+
+class ManagementClosed(BadRequest):
+    """Models are not managed over HTTP here."""
+
+    status = 403
+    code = "management_closed"
+
+    def __init__(self) -> None:
+        super().__init__("models cannot be managed over HTTP here: server.manage is off")
+
+
+class Management(Enum):
+    """Who may manage models over HTTP."""
+
+    OPEN = "open"
+    """Whoever may call: with keys, those of scope `manage`."""
+    KEY = "key"
+    """Those with such a key, also where nothing else needs one."""
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who is let in."""
+
+    key_id: str | None
+    """None where no key was needed."""
+    is_known: bool
+    """False for somebody who was let in to liveness alone."""
+
+
+_ANYBODY = Caller(None, is_known=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """The keys in force and where they are needed."""
+
+    ring: KeyRing
+    needs_key: bool
+    """True where keys exist, and where the port is reached from elsewhere without --insecure."""
+    management: Management = Management.OPEN
+
+    def admit(
+        self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], *, now: float
+    ) -> Caller:
+        """Who calls; `now` in UTC seconds. Raises KeyRefused, ScopeTooSmall, ManagementClosed."""
+        manages = self.management is not Management.OPEN and is_management(method, path)
+        if manages and self.management is Management.OFF:
+            raise ManagementClosed
+        if not self.needs_key and not manages:
+            return _ANYBODY
+        needs = scope_of(method, path)
+        tokens = _tokens(headers)
+        keys = [self.ring.holder(token, now=now) for token in tokens]
+        key = next(filter(None, keys), None)
+        if needs is None:
+            return Caller(key.key_id if key else None, is_known=key is not None)
+        if key is None:
+            raise KeyRefused(was_told=bool(tokens))
+        if key.scope < needs:
+            raise ScopeTooSmall(has=key.scope, needs=needs)
+        return Caller(key.key_id, is_known=True)
+
+
+OPEN_GATE = Gate(KeyRing(), needs_key=False)
+
+
+def _tokens(headers: Sequence[tuple[bytes, bytes]]) -> list[str]:
+    """What may be a key, one per way of telling: clients that know both fill one with a dummy."""
+    told: dict[bytes, str] = {}
+    for name, value in headers:
+        if name == b"authorization" and value[: len(_BEARER)].lower() == _BEARER:
+            told.setdefault(name, value[len(_BEARER) :].strip().decode("latin-1"))
+        elif name == b"x-api-key":
+            told.setdefault(name, value.strip().decode("latin-1"))
+    return list(told.values())

@@ -1,0 +1,156 @@
+"""A request of another dialect, asked of the child as a chat, and the reply as the dialect says."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from planners.durations import wished_duration
+from planners.model import ServedModel
+from proxy import names
+from proxy.bodies import bound_values, decoded
+from proxy.chat.reply import ChatReply
+from proxy.child.chunks import Delta
+from proxy.child.refusals import refusal
+from proxy.child.upstream import UpstreamResponse
+from proxy.door import Door
+from proxy.exchange import Exchange, Framing
+from proxy.forward import Check, Order, converse, whole_reply
+from proxy.prompt.length import Bound, Prompt
+from supervisor.lease import Lease
+
+CHAT = b"/v1/chat/completions"
+_COUNT = b"/v1/chat/completions/input_tokens"
+
+STREAMED: dict[str, object] = {
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "return_progress": True,
+}
+"""Members of every chat body: what is assembled here, and what makes a child notice who leaves."""
+
+
+MAX_VALUES = 300_000
+"""In one body, as in Ollama's dialect: fewer than elsewhere, since all of it becomes objects."""
+
+T = TypeVar("T")
+
+
+class Writer(Protocol):
+    """How a dialect words one reply, as events of a stream or whole."""
+
+    @property
+    def is_over(self) -> bool:
+        """True where what the child has still to say is of no interest."""
+
+    def add(self, delta: Delta) -> bytes:
+        """The events for what was just heard; empty where it says nothing."""
+
+    def end(self) -> bytes:
+        """The last events of the stream."""
+
+    def whole(self) -> bytes:
+        """All of it as one object."""
+
+
+class _Counted(msgspec.Struct):
+    input_tokens: int
+
+
+_COUNTED = msgspec.json.Decoder(_Counted)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """One request to one model, as the child's chat body; sent by `answer` or `count`."""
+
+    door: Door
+    exchange: Exchange
+    model: ServedModel
+    name: str
+    """The model as its caller calls it."""
+    body: bytes
+    keep_alive: float | str | None = None
+    num_ctx: int | None = None
+
+    async def answer(self, writer: Callable[[ChatReply], Writer], *, streams: bool) -> None:
+        """Answers with what `writer` makes of the child's reply.
+
+        Raises LeaseError, UpstreamError, what the child refuses.
+        """
+
+        async def hear(lease: Lease, response: UpstreamResponse) -> None:
+            if response.status != 200:
+                raise await refusal(response, lease)
+            reply = ChatReply(response.socket_path)
+            words = writer(reply)
+            async for chunk in response.chunks():
+                events = b"".join([words.add(delta) for delta in reply.feed(chunk)])
+                if events and streams:
+                    await self._write(events)
+                if words.is_over:
+                    break
+            else:
+                reply.check_end()
+            self._report(lease, reply)
+            await self._end(words, streams=streams)
+
+        order = Order(CHAT, self.body)
+        async with self.exchange.attended():
+            await converse(
+                self.door, self.exchange, order, model=self.model, hear=hear, check=self._check(),
+                keep_alive_s=wished_duration(self.keep_alive), context=self.num_ctx,
+            )  # fmt: skip
+
+    async def count(self) -> int:
+        """The tokens that the child would read."""
+        counts = []
+
+        async def hear(lease: Lease, response: UpstreamResponse) -> None:
+            counts.append((await whole_reply(lease, response, _COUNTED)).input_tokens)
+
+        order = Order(_COUNT, self.body)
+        async with self.exchange.attended():
+            await converse(
+                self.door, self.exchange, order, model=self.model, hear=hear,
+                keep_alive_s=wished_duration(self.keep_alive), context=self.num_ctx,
+            )  # fmt: skip
+        return counts[-1]
+
+    async def _write(self, events: bytes) -> None:
+        if not self.exchange.begun:
+            await self.exchange.begin(Framing.SSE)
+        await self.exchange.write(events)
+
+    async def _end(self, words: Writer, *, streams: bool) -> None:
+        if not streams:
+            await self.exchange.reply(200, words.whole())
+            return
+        if not self.exchange.begun:
+            await self.exchange.begin(Framing.SSE)
+        await self.exchange.finish(words.end())
+
+    def _report(self, lease: Lease, reply: ChatReply) -> None:
+        if reply.timings is not None:
+            self.exchange.usage = usage = reply.timings.usage()
+            self.door.service.report(lease, usage)
+
+    def _check(self) -> Check | None:
+        if self.num_ctx is None:
+            return None
+        prompt = Prompt(chat=self.body)
+        return Bound(self.door, self.model, self.name, prompt, self.num_ctx).check
+
+
+def read_whole(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """A request of which all is read. Raises BadJson, TooManyValues."""
+    bound_values(body, limit=MAX_VALUES)
+    return decoded(body, decoder)
+
+
+def chat_model(door: Door, exchange: Exchange, name: str | None) -> ServedModel:
+    """The model that `name` means. Raises BadRequest for one that writes no text, UnknownModel."""
+    model = names.named(door, exchange, name)
+    names.check_writes(model)
+    return model

@@ -1,0 +1,64 @@
+"""What llama-server's errors mean: whose fault it is, and which exception of ours says so."""
+
+import re
+
+import msgspec
+
+from proxy.child.upstream import UpstreamResponse
+from proxy.errors import BadJson, ChildRefused, PromptTooLong
+from supervisor.lease import Lease
+
+ERROR_BYTES = 1 << 20
+
+
+class _ChildError(msgspec.Struct):
+    message: str = ""
+    type: str = "server_error"
+    n_prompt_tokens: int | None = None
+    n_ctx: int | None = None
+
+
+class _ChildErrorReply(msgspec.Struct):
+    error: _ChildError = msgspec.field(default_factory=_ChildError)
+
+
+_TOO_LARGE = re.compile(r"input \((\d+) tokens\) is too large .*batch size: (\d+)\)")
+"""llama-server's (b10434) 500 to a text over the ubatch, which for embeddings is the context."""
+_CALLERS_FAULTS = (
+    " input is not supported",  # an image or audio for a model without a projector
+    "Failed to parse ",  # messages, tools
+    "Cannot use both ",
+    "Unknown reasoning format",
+)
+"""What llama-server (b10434) answers with 500 although it is the request that is wrong."""
+_ERROR_REPLY = msgspec.json.Decoder(_ChildErrorReply)
+
+
+async def refusal(response: UpstreamResponse, lease: Lease) -> Exception:
+    """The error that a child's reply with another status than 200 stands for."""
+    told = await response.read(limit_bytes=ERROR_BYTES)
+    try:
+        error = _ERROR_REPLY.decode(told).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        error = _ChildError(message=told[:200].decode(errors="replace"))
+    if error.n_prompt_tokens is not None and error.n_ctx is not None:
+        return PromptTooLong(
+            model=lease.model_id, n_prompt=error.n_prompt_tokens, n_ctx=error.n_ctx
+        )
+    if (told_of := _TOO_LARGE.match(error.message)) is not None:
+        n_prompt, n_batch = int(told_of[1]), int(told_of[2])
+        return PromptTooLong(model=lease.model_id, n_prompt=n_prompt, n_ctx=n_batch)
+    if "json.exception." in error.message:  # a wrong body, which some builds answer with 500
+        return BadJson(error.message)
+    message = error.message or f"llama-server answered {response.status} without a message"
+    if response.status == 500 and any(fault in message for fault in _CALLERS_FAULTS):
+        return ChildRefused(status=400, kind="invalid_request_error", message=message)
+    return ChildRefused(status=response.status, kind=error.type, message=message)
+
+
+def event_error(event: bytes) -> str:
+    """The message of an error event's payload, met in mid-stream."""
+    try:
+        return _ERROR_REPLY.decode(event).error.message or "it does not say why"
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return event[:200].decode(errors="replace")

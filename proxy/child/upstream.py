@@ -1,0 +1,285 @@
+"""The data path's HTTP/1.1 client: llama-server children over their Unix sockets, pooled.
+
+It knows connections and bytes, nothing of models or dialects.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from proxy.bodies import Buffers
+from proxy.child.connection import Connection
+from proxy.errors import UpstreamBroken, UpstreamGone, UpstreamStalled
+
+IDLE_S = 4.0  # llama-server closes idle connections after 5 s (Keep-Alive: timeout=5)
+CONNECT_S = 5.0  # a Unix socket connects at once unless the backlog of a hung child is full
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+class _Pool:
+    """The connections to one child."""
+
+    __slots__ = (
+        "_closed", "_expiry", "_heard_bytes", "_idle", "_loop", "_open", "_room", "_under_way",
+        "path",
+    )  # fmt: skip
+
+    def __init__(self, path: str, *, limit: int) -> None:
+        self.path = path
+        self._room = asyncio.Semaphore(limit)
+        self._under_way = 0
+        self._heard_bytes = 0
+        self._open: set[Connection] = set()
+        self._idle: list[Connection] = []
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def is_unused(self) -> bool:
+        """True when nothing would be lost with it."""
+        return not (self._open or self._under_way)
+
+    @property
+    def heard_bytes(self) -> int:
+        """Of all replies so far."""
+        return self._heard_bytes + sum(connection.heard_bytes for connection in self._open)
+
+    async def enter(self) -> None:
+        """Waits for room for one more exchange. Raises UpstreamStalled."""
+        self._under_way += 1
+        entered = False
+        try:
+            if self._room.locked():
+                await self._wait_for_room()
+            else:
+                await self._room.acquire()
+            entered = True
+        finally:
+            if not entered:
+                self._under_way -= 1
+
+    async def _wait_for_room(self) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await self._room.acquire()
+        except TimeoutError as exc:
+            raise UpstreamStalled(self.path, doing="free a connection", limit_s=CONNECT_S) from exc
+
+    def leave(self) -> None:
+        """Gives the room back."""
+        self._under_way -= 1
+        self._room.release()
+
+    def reused(self) -> Connection | None:
+        """The warmest idle connection that the child has surely not given up yet."""
+        while self._idle:
+            connection = self._idle.pop()
+            if self._loop.time() - connection.idle_since_s < IDLE_S:
+                return connection
+            connection.abort()
+        return None
+
+    async def fresh(self) -> Connection:
+        """A new connection. Raises UpstreamGone, UpstreamStalled."""
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                _, connection = await self._loop.create_unix_connection(self._unmade, self.path)
+        except TimeoutError as exc:
+            raise UpstreamStalled(self.path, doing="take a connection", limit_s=CONNECT_S) from exc
+        except OSError as exc:
+            raise UpstreamGone(self.path, before_any_byte=True) from exc
+        return connection
+
+    def _unmade(self) -> Connection:
+        # Not open yet: uvloop makes the protocol before it connects.
+        return Connection(self.path, on_made=self._open.add, on_lost=self._lost)
+
+    def _lost(self, connection: Connection) -> None:
+        if connection in self._open:
+            self._open.remove(connection)
+            self._heard_bytes += connection.heard_bytes
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def put_back(self, connection: Connection) -> None:
+        """Keeps a connection whose exchange has ended well; closes any other."""
+        if self._closed or not (connection.done and connection.keeps):
+            connection.abort()
+        elif not connection.closed:
+            connection.idle_since_s = self._loop.time()
+            self._idle.append(connection)
+            if self._expiry is None:
+                self._expiry = self._loop.call_later(IDLE_S, self._expire)
+
+    def _expire(self) -> None:
+        """Closes what has been idle too long; armed only while something is idle."""
+        self._expiry = None
+        limit_s = self._loop.time() - IDLE_S
+        while self._idle and self._idle[0].idle_since_s <= limit_s:
+            self._idle.pop(0).abort()
+        if self._idle:
+            self._expiry = self._loop.call_at(self._idle[0].idle_since_s + IDLE_S, self._expire)
+
+    def close(self) -> None:
+        """Aborts every connection, exchanges under way included."""
+        self._closed = True
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._idle.clear()
+        for connection in tuple(self._open):
+            connection.abort()
+
+
+class UpstreamResponse:
+    """A child's reply whose head has arrived."""
+
+    __slots__ = ("_connection", "headers", "status")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.status = connection.status
+        self.headers: Headers = tuple(connection.headers)
+
+    @property
+    def socket_path(self) -> str:
+        """Whose reply it is."""
+        return self._connection.socket_path
+
+    def header(self, name: bytes) -> bytes:
+        """The first value of a header, by its lower-case name; empty where there is none."""
+        return next((value for key, value in self.headers if key == name), b"")
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it comes, what has arrived joined. Raises UpstreamGone, UpstreamBroken."""
+        while data := await self._connection.chunk():
+            yield data
+
+    async def read(self, *, limit_bytes: int) -> bytes:
+        """The whole body. Raises UpstreamBroken over the limit, UpstreamGone where it is cut."""
+        parts: list[bytes] = []
+        size = 0
+        while data := await self._connection.chunk():
+            size += len(data)
+            if size > limit_bytes:
+                raise UpstreamBroken(self.socket_path, f"it is over {limit_bytes} bytes")
+            parts.append(data)
+        return b"".join(parts)
+
+
+class UpstreamRequest:
+    """A request as an async context manager: its reply inside the block, nothing of it after."""
+
+    __slots__ = ("_body", "_connection", "_head", "_pool")
+
+    def __init__(self, pool: _Pool, head: bytes, body: Buffers) -> None:
+        self._pool, self._head, self._body = pool, head, body
+        self._connection: Connection | None = None
+
+    async def __aenter__(self) -> UpstreamResponse:
+        await self._pool.enter()
+        try:
+            self._connection = await self._sent()
+        finally:
+            if self._connection is None:
+                self._pool.leave()
+        return UpstreamResponse(self._connection)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._connection is not None:
+            self._pool.put_back(self._connection)
+            self._pool.leave()
+
+    async def _sent(self) -> Connection:
+        """The connection on which the request was answered."""
+        connection = self._pool.reused()
+        if connection is not None:
+            try:
+                return await self._tried(connection)
+            except UpstreamGone as gone:
+                # A child may close an idle connection in the very moment that we use it. Nothing
+                # came back, and it is aborted, so sending once more, on a new one, is safe.
+                if not gone.before_any_byte:
+                    raise
+        return await self._tried(await self._pool.fresh())
+
+    async def _tried(self, connection: Connection) -> Connection:
+        answered = False
+        try:
+            await connection.send(self._head, self._body)
+            answered = True
+        finally:
+            if not answered:
+                connection.abort()
+        return connection
+
+
+class UpstreamPools:
+    """Connections to all children, by socket path; all of it on one event loop."""
+
+    def __init__(self, *, connections_per_child: int) -> None:
+        self._limit = connections_per_child  # each holds a thread of the child
+        self._pools: dict[str, _Pool] = {}
+
+    def request(
+        self,
+        socket_path: str,
+        *,
+        method: bytes,
+        target: bytes,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        body: Buffers = (),
+    ) -> UpstreamRequest:
+        """`async with pools.request(…) as response`: over, or aborted, when the block is left.
+
+        Entering waits for the reply's head, without a limit: reading a prompt may take long.
+        Host and Content-Length are added. Raises UpstreamGone, UpstreamBroken, UpstreamStalled.
+        """
+        pool = self._pools.get(socket_path)
+        if pool is None:
+            self._sweep()
+            pool = self._pools[socket_path] = _Pool(socket_path, limit=self._limit)
+        lines = [method, b" ", target, b" HTTP/1.1\r\nHost: child\r\n"]
+        for name, value in headers:
+            lines += (name, b": ", value, b"\r\n")
+        lines.append(b"Content-Length: %d\r\n\r\n" % sum(len(part) for part in body))
+        return UpstreamRequest(pool, b"".join(lines), body)
+
+    def heard_bytes(self, socket_path: str) -> int:
+        """What a child has said in its replies so far, in bytes; keep-alive comments excluded."""
+        pool = self._pools.get(socket_path)
+        return pool.heard_bytes if pool is not None else 0
+
+    def forget(self, socket_path: str) -> None:
+        """Closes every connection to a child, exchanges under way included."""
+        pool = self._pools.pop(socket_path, None)
+        if pool is not None:
+            pool.close()
+
+    def close(self) -> None:
+        """Closes every connection to every child."""
+        for socket_path in tuple(self._pools):
+            self.forget(socket_path)
+
+    def _sweep(self) -> None:
+        """Drops the pools of children that are gone; each launch has a path of its own."""
+        for path in [path for path, pool in self._pools.items() if pool.is_unused]:
+            del self._pools[path]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,1 @@
+"""A reply that goes on after its child is gone: two streams made one."""

@@ -1,0 +1,1 @@
+"""OpenAI's dialect, which is the child's own."""

@@ -1,0 +1,1 @@
+"""Prompts: how many there are, how long they are, and shortening them where that is asked for."""

@@ -1,0 +1,1 @@
+"""What requests cost and took: for Prometheus, and as OpenTelemetry's spans."""

@@ -1,0 +1,31 @@
+"""proxy.prompt.count: how many a completion's body holds."""
+
+import msgspec
+import pytest
+
+from proxy.errors import BadRequest
+from proxy.prompt.count import MAX_PROMPTS, n_prompts_in
+
+
+@pytest.mark.parametrize(
+    ("told", "n_prompts"),
+    [
+        pytest.param('"a text"', 1, id="a text"),
+        pytest.param("[1, 2, 3]", 1, id="token ids"),
+        pytest.param("[ -1]", 1, id="an id below 0"),
+        pytest.param('["a", 7, "b"]', 1, id="texts and ids"),
+        pytest.param('["a", "b"]', 2, id="two texts"),
+        pytest.param("[[1, 2], [3]]", 2, id="two lists of ids"),
+        pytest.param("[]", 1, id="an empty array"),
+        pytest.param("", 1, id="nothing"),
+    ],
+)
+def test_prompts_are_counted_as_the_child_reads_them(told: str, n_prompts: int) -> None:
+    assert n_prompts_in(msgspec.Raw(told.encode())) == n_prompts
+
+
+def test_more_prompts_than_one_slot_is_to_read_are_refused_with_both_numbers() -> None:
+    told = msgspec.json.encode(["a"] * (MAX_PROMPTS + 1))
+
+    with pytest.raises(BadRequest, match=f"at most {MAX_PROMPTS} prompts, not {MAX_PROMPTS + 1}"):
+        n_prompts_in(msgspec.Raw(told))
