@@ -17,6 +17,8 @@ from proxy.errors import BadRequest
 from proxy.exchange import Exchange, Framing
 from proxy.forward import Check, Order, converse, refusal, whole_reply
 from proxy.prompt_length import Bound, Prompt
+from proxy.pulse import Pulse
+from proxy.sse import KEEP_ALIVE
 from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease
 
@@ -74,9 +76,12 @@ class ChatTurn:
     keep_alive: float | str | None = None
     num_ctx: int | None = None
 
-    async def answer(self, writer: Callable[[ChatReply], Writer], *, streams: bool) -> None:
+    async def answer(
+        self, writer: Callable[[ChatReply], Writer], *, streams: bool, sign: bytes = KEEP_ALIVE
+    ) -> None:
         """Answers with what `writer` makes of the child's reply.
 
+        `sign` is the dialect's event, or comment, for a stream that has nothing to say yet.
         Raises LeaseError, UpstreamError, what the child refuses.
         """
 
@@ -86,9 +91,13 @@ class ChatTurn:
             reply = ChatReply(response.socket_path)
             words = writer(reply)
             async for chunk in response.chunks():
-                events = b"".join([words.add(delta) for delta in reply.feed(chunk)])
-                if events and streams:
-                    await self._write(events)
+                events: list[bytes] = []
+                try:
+                    for delta in reply.feed(chunk):
+                        events.append(words.add(delta))
+                finally:  # what came before an error is told before it
+                    if streams and any(events):
+                        await self._write(b"".join(events))
                 if words.is_over:
                     break
             else:
@@ -97,7 +106,8 @@ class ChatTurn:
             await self._end(words, streams=streams)
 
         order = Order(CHAT, self.body)
-        async with self.exchange.attended():
+        pulse = Pulse(sign, self.door.settings.keep_alive_comments_s) if streams else None
+        async with self.exchange.attended(pulse):
             await converse(
                 self.door, self.exchange, order, model=self.model, hear=hear,
                 keep_alive_s=self._keep_alive_s(), context=self.num_ctx, check=self._check(),

@@ -25,7 +25,8 @@ from proxy.native.meant import meant
 from proxy.native.whole import Whole
 from proxy.openai import MAX_PROMPTS, n_prompts_in
 from proxy.prompt_length import TOKENS, Bound, Prompt
-from proxy.sse import EventReader, WholeEvents
+from proxy.pulse import Pulse
+from proxy.sse import KEEP_ALIVE, EventReader, WholeEvents
 from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease, Usage
 
@@ -81,7 +82,8 @@ async def _complete(door: Door, exchange: Exchange, target: bytes) -> None:
         raise BadRequest(reason, param="prompt")
     hear, extra = _hearing(door, exchange, asked, n_prompts=n_prompts)
     keep_alive_s = None if asked.keep_alive is None else parse_duration(asked.keep_alive)
-    async with exchange.attended():
+    pulse = Pulse(KEEP_ALIVE, door.settings.keep_alive_comments_s) if asked.stream else None
+    async with exchange.attended(pulse):
         await converse(
             door, exchange, Order(target, body, extra), model=model, keep_alive_s=keep_alive_s,
             hear=hear, context=asked.num_ctx, check=_check(door, asked, model, n_prompts),
@@ -159,12 +161,12 @@ async def _relayed(
     whole, n_ended, usages = WholeEvents(response.socket_path), 0, list[Usage]()
     async for arrived in response.chunks():
         events = whole.take(arrived)
-        if not shows_progress and (_IS_PROGRESS in events or not exchange.begun):
+        if not shows_progress and (_IS_PROGRESS in events or not exchange.delivered):
             events = _without_progress(events)
         if not events:
             continue
         is_error = events.startswith(_ERROR_HEAD)
-        if not exchange.begun:
+        if not exchange.delivered:
             if is_error:
                 raise ChildFailed(event_error(events[6:].partition(b"\n")[0]))
             await exchange.begin(Framing.SSE)

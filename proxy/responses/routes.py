@@ -41,6 +41,7 @@ async def create(door: Door, exchange: Exchange) -> None:
         exchange.last_word = words.failed
         return words
 
+    writer(ChatReply(""))  # which has the last word where a stream is kept alive and never begins
     await turn.answer(writer, streams=bool(asked.stream))
 
 

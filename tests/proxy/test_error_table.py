@@ -200,6 +200,17 @@ async def test_a_stream_that_breaks_ends_with_an_error_in_its_dialect(
 
 
 @EACH_ROUTE
+async def test_tokens_that_came_with_an_error_are_told_before_it(
+    tmp_path: Path, route: str
+) -> None:
+    async with fleet_of_one(tmp_path, faults={"error_at_token": 2}) as fleet, serving(fleet) as at:
+        reply = await at.client.post(route, json=request(route, stream=True))
+
+    assert reply.status_code == 200
+    assert reply.text.index("two") < reply.text.index("Context size has been exceeded.")
+
+
+@EACH_ROUTE
 @pytest.mark.parametrize(
     ("faults", "status", "code", "says"),
     [
