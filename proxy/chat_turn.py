@@ -9,16 +9,18 @@ import msgspec
 from planners.durations import parse_duration
 from planners.model import ServedModel
 from proxy import names
+from proxy.beside import answer_beside
 from proxy.bodies import bound_values, decoded
 from proxy.chat_reply import ChatReply
 from proxy.chunks import Delta
 from proxy.door import Door
 from proxy.errors import BadRequest
 from proxy.exchange import Exchange, Framing
-from proxy.forward import Check, Order, converse, refusal, whole_reply
+from proxy.forward import Check, Order, converse, refusal, understood
 from proxy.prompt_length import Bound, Prompt
 from proxy.pulse import Pulse
 from proxy.sse import KEEP_ALIVE
+from proxy.truncation import shortened_chat
 from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease
 
@@ -75,6 +77,8 @@ class ChatTurn:
     body: bytes
     keep_alive: float | str | None = None
     num_ctx: int | None = None
+    truncates: bool = False
+    """Whether the oldest messages are left out of a chat that is too long."""
 
     async def answer(
         self, writer: Callable[[ChatReply], Writer], *, streams: bool, sign: bytes = KEEP_ALIVE
@@ -114,19 +118,12 @@ class ChatTurn:
             )  # fmt: skip
 
     async def count(self) -> int:
-        """The tokens that the child would read."""
-        counts = []
-
-        async def hear(lease: Lease, response: UpstreamResponse) -> None:
-            counts.append((await whole_reply(lease, response, _COUNTED)).input_tokens)
-
-        order = Order(_COUNT, self.body)
-        async with self.exchange.attended():
-            await converse(
-                self.door, self.exchange, order, model=self.model, hear=hear,
-                keep_alive_s=self._keep_alive_s(), context=self.num_ctx,
-            )  # fmt: skip
-        return counts[-1]
+        """The tokens that the child would read; no slot is waited for."""
+        reply, socket_path = await answer_beside(
+            self.door, self.exchange, self.model, method=b"POST", target=_COUNT, body=self.body,
+            keep_alive_s=self._keep_alive_s(),
+        )  # fmt: skip
+        return understood(reply, _COUNTED, socket_path=socket_path).input_tokens
 
     async def _write(self, events: bytes) -> None:
         if not self.exchange.begun:
@@ -147,10 +144,19 @@ class ChatTurn:
             self.door.service.report(lease, usage)
 
     def _check(self) -> Check | None:
+        if self.truncates:
+            return self._shortened
         if self.num_ctx is None:
             return None
         prompt = Prompt(chat=self.body)
         return Bound(self.door, self.model, self.name, prompt, self.num_ctx).check
+
+    async def _shortened(self, lease: Lease) -> Order | None:
+        """What is sent instead of too long a chat, and says so. Raises as what cuts it does."""
+        told = msgspec.json.decode(self.body)
+        short = await shortened_chat(self.door, lease, told, n_ctx=self.num_ctx)
+        self.exchange.n_dropped = short.n_dropped
+        return Order(CHAT, msgspec.json.encode(short.told)) if short.n_dropped else None
 
     def _keep_alive_s(self) -> float | None:
         return None if self.keep_alive is None else parse_duration(self.keep_alive)
