@@ -1,6 +1,8 @@
 """OpenAI's routes: the child's own dialect, so requests and streams pass; the model is chosen."""
 
 import re
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -97,7 +99,35 @@ async def embeddings(door: Door, exchange: Exchange) -> None:
         await converse(
             door, exchange, Order(b"/v1/embeddings", body),
             model=model, keep_alive_s=_keep_alive_s(asked), hear=hear, context=asked.num_ctx,
+            check=_embedding_check(door, asked, model),
         )  # fmt: skip
+
+
+def _embedding_check(door: Door, asked: _Asked, model: ServedModel) -> Check | None:
+    """What holds each text, or array of token ids, to its request's num_ctx."""
+    if asked.num_ctx is None:
+        return None  # the child itself refuses what is too long
+    n_inputs = n_prompts_in(asked.input)
+    told = _decoded(asked.input)
+    name = asked.model or model.model_id
+    bounds = _bounds(door, model, name, told if n_inputs > 1 else [told], asked.num_ctx)
+    return partial(_check_each, bounds)
+
+
+def _bounds(
+    door: Door, model: ServedModel, name: str, prompts: Sequence[object], n_ctx: int | None
+) -> list[Bound]:
+    count = len(prompts)
+    return [
+        Bound(door, model, name, Prompt.of({"prompt": told}), n_ctx,
+              place=(at, count) if count > 1 else None)
+        for at, told in enumerate(prompts, 1)
+    ]  # fmt: skip
+
+
+async def _check_each(bounds: Sequence[Bound], lease: Lease) -> None:
+    for bound in bounds:
+        await bound.check(lease)
 
 
 async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
@@ -143,16 +173,8 @@ def _check(
     if n_prompts == 1:
         told = Prompt(chat=body) if chat else Prompt.of({"prompt": _decoded(asked.prompt)})
         return Bound(door, model, name, told, asked.num_ctx).check
-    bounds = [
-        Bound(door, model, name, Prompt.of({"prompt": one}), asked.num_ctx, place=(at, n_prompts))
-        for at, one in enumerate(_decoded(asked.prompt), 1)
-    ]
-
-    async def check(lease: Lease) -> None:
-        for bound in bounds:
-            await bound.check(lease)
-
-    return check
+    bounds = _bounds(door, model, name, _decoded(asked.prompt), asked.num_ctx)
+    return partial(_check_each, bounds)
 
 
 def n_prompts_in(told: msgspec.Raw) -> int:

@@ -232,8 +232,9 @@ LONG = "word " * 200
         ("/v1/completions", {"prompt": LONG}),
         ("/v1/completions", {"prompt": ["word", LONG]}),
         ("/v1/completions", {"prompt": list(range(200))}),
+        ("/v1/completions", {"prompt": [list(range(200))]}),
     ],
-    ids=["chat", "completion", "one of several", "token ids"],
+    ids=["chat", "completion", "one of several", "token ids", "token ids in an array"],
 )
 async def test_a_prompt_over_its_own_num_ctx_is_refused_with_the_numbers(
     tmp_path: Path, route: str, told: dict[str, Any]
