@@ -8,8 +8,10 @@ import msgspec
 
 from proxy.chunks import ABSENT, NULL, Delta, Event, JsonText, ToolCall, ToolCalls, read_event
 from proxy.errors import UpstreamBroken
-from proxy.forward import Timings, sum_of
-from proxy.sse import DONE
+from proxy.forward import Timings, refusal, sum_of
+from proxy.sse import DONE, EventReader
+from proxy.upstream import UpstreamResponse
+from supervisor.lease import Lease
 
 STREAMED = b'"stream":true,"stream_options":{"include_usage":true},"return_progress":true'
 """The members that turn a caller's unstreamed request into one that can be assembled."""
@@ -51,6 +53,20 @@ class _Usage(msgspec.Struct):
 _CHUNK = msgspec.json.Decoder(_Chunk)
 _TIMINGS = msgspec.json.Decoder(Timings)
 _USAGE = msgspec.json.Decoder(_Usage)
+
+
+async def assembled(
+    lease: Lease, response: UpstreamResponse, *, chat: bool, n_choices: int = 1
+) -> "Assembly":
+    """All that a child streams. Raises what it refuses, ChildFailed, UpstreamError."""
+    if response.status != 200:
+        raise await refusal(response, lease)
+    events = EventReader(response.socket_path)
+    whole = Assembly(response.socket_path, chat=chat, n_choices=n_choices)
+    async for chunk in response.chunks():
+        for event in events.feed(chunk):
+            whole.add(event)
+    return whole
 
 
 class Assembly:

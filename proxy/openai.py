@@ -11,17 +11,18 @@ from planners.capabilities import capabilities
 from planners.durations import parse_duration
 from planners.model import ServedModel
 from proxy import names
-from proxy.assemble import STREAMED, Assembly
+from proxy.assemble import STREAMED, assembled
 from proxy.bodies import decoded
+from proxy.choices import MAX_CHOICES, RANDOM_SEED, Choices
 from proxy.chunks import ABSENT
 from proxy.door import Door
 from proxy.errors import BadRequest, PromptTooLong
 from proxy.exchange import Exchange
-from proxy.forward import Check, Hear, Order, converse, refusal, relay_stream, relay_whole
+from proxy.forward import Check, Hear, Order, converse, relay_stream, relay_whole
 from proxy.media import check_media
 from proxy.prompt_length import Bound, Prompt, located
 from proxy.pulse import Pulse
-from proxy.sse import KEEP_ALIVE, EventReader
+from proxy.sse import KEEP_ALIVE
 from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease, Usage
 
@@ -50,12 +51,24 @@ class _Asked(msgspec.Struct):
     """Read here because the child refuses another type without saying of which field."""
 
 
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _AskedOfSeveral(msgspec.Struct):
+    """What a request for several choices must tell besides."""
+
+    seed: int | None = None
+    stream_options: _StreamOptions | None = None
+
+
 MAX_PROMPTS = 256
 """In one request: they take the one slot of its lease one after another."""
 _NOTHING = (b"", b"null", b"false", b"0")
 _TOKEN_IDS = re.compile(rb"\[\s*[-0-9]")
 
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+_ASKED_OF_SEVERAL = msgspec.json.Decoder(_AskedOfSeveral)
 _ASKED = msgspec.json.Decoder(_Asked)
 _PROGRESS = b'"return_progress":true'
 """Asked of every child: one that writes while it reads a prompt notices that the caller left."""
@@ -136,12 +149,13 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
     model = _served(door, exchange, asked.model)
     if model.info.is_embedding:
         raise BadRequest(f'"{model.model_id}" does not support completions', param="model")
-    if asked.n not in (None, 1) or asked.n_cmpl not in (None, 1):
-        raise BadRequest("n must be 1: each request has one slot of the model", param="n")
+    n_choices = _n_choices(asked)
     n_prompts = 1 if chat else n_prompts_in(asked.prompt)
     if n_prompts > MAX_PROMPTS:
         reason = f"prompt must hold at most {MAX_PROMPTS} prompts, not {n_prompts}"
         raise BadRequest(reason, param="prompt")
+    if n_prompts > 1 and n_choices > 1:
+        raise BadRequest("n must be 1 where there are several prompts", param="n")
     if chat:
         check_media(body)
     target = b"/v1/chat/completions" if chat else b"/v1/completions"
@@ -154,6 +168,8 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
     else:
         hear = _assemble(door, exchange, chat=chat, n_prompts=n_prompts)
         order = Order(target, body, extra=STREAMED)
+    if n_choices > 1:
+        hear, order = _several(door, exchange, asked, order, n=n_choices, chat=chat)
     pulse = Pulse(KEEP_ALIVE, door.settings.keep_alive_comments_s) if asked.stream else None
     async with exchange.attended(pulse):
         await converse(
@@ -177,6 +193,36 @@ def _check(
     return partial(_check_each, bounds)
 
 
+def _n_choices(asked: _Asked) -> int:
+    """How many choices are wanted. Raises BadRequest for too many, or none."""
+    n = next((told for told in (asked.n_cmpl, asked.n) if told is not None), 1)
+    if not 1 <= n <= MAX_CHOICES:
+        raise BadRequest(f"n must be 1 to {MAX_CHOICES}, not {n}", param="n")
+    return n
+
+
+def _several(
+    door: Door, exchange: Exchange, asked: _Asked, order: Order, *, n: int, chat: bool
+) -> tuple[Hear, Order]:
+    """How n choices are heard, and what asks for the first of them."""
+    more = decoded(order.body, _ASKED_OF_SEVERAL)
+    seed, options = more.seed, more.stream_options
+    if seed is not None and (seed < 0 or seed == RANDOM_SEED):
+        seed = None
+    if asked.stream:
+        order = Order(order.target, order.body, extra=STREAMED)
+    choices = Choices(door, exchange, order, n, seed)
+    if asked.stream:
+        hear = partial(
+            choices.hear_stream,
+            shows_progress=bool(asked.return_progress),
+            shows_usage=options is not None and options.include_usage is True,
+        )
+        return hear, choices.first
+    assembles = bool(order.extra)
+    return partial(choices.hear_whole, chat=chat, assembles=assembles), choices.first
+
+
 def n_prompts_in(told: msgspec.Raw) -> int:
     """How many prompts the child reads in `told`: in an array with a token id in it, one."""
     if _TOKEN_IDS.match(told) or bytes(memoryview(told)[:1]) != b"[":
@@ -198,13 +244,7 @@ def _stream(door: Door, exchange: Exchange, *, shows_progress: bool, n_prompts: 
 
 def _assemble(door: Door, exchange: Exchange, *, chat: bool, n_prompts: int) -> Hear:
     async def hear(lease: Lease, response: UpstreamResponse) -> None:
-        if response.status != 200:
-            raise await refusal(response, lease)
-        events = EventReader(response.socket_path)
-        whole = Assembly(response.socket_path, chat=chat, n_choices=n_prompts)
-        async for chunk in response.chunks():
-            for event in events.feed(chunk):
-                whole.add(event)
+        whole = await assembled(lease, response, chat=chat, n_choices=n_prompts)
         await exchange.reply(200, whole.reply())
         timings = whole.timings
         _report(door, exchange, lease, timings.usage() if timings is not None else None)
