@@ -44,9 +44,9 @@ SERVER_KEEP_ALIVE_COMMENTS = Key(
     "server.keep_alive_comments",
     finite_duration(0, DAY_S),
     15.0,
-    "How often a stream of an OpenAI route says, by a comment, that its reply is still to come:"
-    " while its model loads, while it waits, while its prompt is read. The first one commits the"
-    " status to 200, so that an error after it is an event. 0 sends none.",
+    "How often a stream of events says that its reply is still to come, by a comment or Anthropic's"
+    " `ping`: while its model loads, while it waits, while its prompt is read. The first one"
+    " commits the status to 200, so that an error after it is an event. 0 sends none.",
     "proxies commonly give up after 30 to 60 s of silence",
 )
 SERVER_METRICS = Key(

@@ -152,8 +152,9 @@ CALLER_NAME = Key(
     "name",
     or_unset(TEXT),
     None,
-    "Who it is: what `caller` says in the log's `request.served`, an address, or a network such as"
-    " 10.0.0.0/8. The narrowest one counts.",
+    "Who it is: an API key's id, which is what `caller` says in the log's `request.served`, or its"
+    " name; where there are no keys an address, or a network such as 10.0.0.0/8. The narrowest one"
+    " counts, an id before a name.",
     "none: it must be written",
 )
 CALLER_PRIORITY = Key(

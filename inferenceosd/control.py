@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import TypeVar
@@ -190,6 +190,7 @@ class Control:
     def read_lock(self) -> LockReport:
         """Go by keys and certificate as they are on disk now."""
         self._parts.lock.read_again()
+        self._parts.fleet.apply(self._desired(self._config))
         self._parts.reconfigure_door(self._config)
         return self._parts.lock.report()
 
@@ -317,8 +318,14 @@ class Control:
 
     def _apply(self, config: Config) -> None:
         self._parts.probe.adopt(self._engines or (), config.placement)
-        self._parts.fleet.apply(Desired(self._engines, config.placement, config.fleet))
+        self._parts.fleet.apply(self._desired(config))
         self._parts.reconfigure_door(config)
+
+    def _desired(self, config: Config) -> Desired:
+        """What the fleet goes by; rules for callers mean a key by its id or its name."""
+        callers = config.fleet.callers.knowing(self._parts.lock.key_names)
+        settings = replace(config.fleet, callers=callers)
+        return Desired(self._engines, config.placement, settings)
 
     def _drained(self) -> tuple[str, ...]:
         fleet, rules = self._parts.fleet, self._config.placement

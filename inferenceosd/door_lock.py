@@ -4,6 +4,7 @@ Who can be reached from elsewhere without a key does not start, unless told that
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from ssl import SSLContext
 
@@ -89,6 +90,11 @@ class DoorLock:
             tls_expires_at=self._expires_at,
             mistake=self.mistake,
         )
+
+    @property
+    def key_names(self) -> Mapping[str, str]:
+        """What each key is called, by its id."""
+        return {key.key_id: key.name for key in self._keys}
 
     def gate(self, management: Management) -> Gate:
         """The lock as requests meet it."""

@@ -1,7 +1,7 @@
-"""Which priority a caller has: by its name, its address, or the network it calls from. Pure."""
+"""Which priority a caller has: by its id or name, its address, or its network. Pure."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ class BadNetwork(ValueError):
 
 
 class CallerRule(NamedTuple):
-    """`[[caller]]`: a name as the log has it, an address or a network, and its priority."""
+    """`[[caller]]`: a key's id or name, an address or a network, and its priority."""
 
     name: str
     priority: Priority
@@ -45,6 +45,14 @@ class Callers:
             address = address.ipv4_mapped  # as a socket for both families tells an IPv4 peer
         found = (priority for network, priority in self.networks if address in network)
         return next(found, Priority.NORMAL)
+
+    def knowing(self, called: Mapping[str, str]) -> "Callers":
+        """The same, in which a caller is also found by what it is called: `called`, by caller.
+
+        A rule for the caller itself goes before one for its name.
+        """
+        named = {who: self.names[name] for who, name in called.items() if name in self.names}
+        return replace(self, names={**named, **self.names})
 
 
 def network_of(name: str) -> IPv4Network | IPv6Network | None:

@@ -4,7 +4,7 @@ from functools import partial
 
 import msgspec
 
-from proxy.anthropic.replies import MessageWriter
+from proxy.anthropic.replies import PING, MessageWriter
 from proxy.anthropic.requests import MessagesRequest, chat_body, read_request
 from proxy.chat.turn import ChatTurn, chat_model
 from proxy.door import Door
@@ -17,7 +17,7 @@ async def messages(door: Door, exchange: Exchange) -> None:
     asked = read_request(body)
     turn = _turn(door, exchange, asked)
     writer = partial(MessageWriter, stops=asked.stop_sequences or ())
-    await turn.answer(writer, streams=bool(asked.stream))
+    await turn.answer(writer, streams=bool(asked.stream), sign=PING)
 
 
 async def count_tokens(door: Door, exchange: Exchange) -> None:

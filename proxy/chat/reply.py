@@ -88,9 +88,8 @@ class ChatReply:
         self.timings: Timings | None = None
         self._done = False
 
-    def feed(self, chunk: bytes) -> list[Delta]:
-        """What `chunk` adds. Raises ChildFailed for an error event, UpstreamBroken."""
-        deltas = []
+    def feed(self, chunk: bytes) -> Iterator[Delta]:
+        """What `chunk` adds. Raises ChildFailed at an error event, UpstreamBroken."""
         for event in self._events.feed(chunk):
             if event == DONE:
                 self._done = True
@@ -101,8 +100,7 @@ class ChatReply:
                 self.finish = choice.finish_reason or self.finish
                 if _says(choice.delta.reasoning_content):
                     self.n_thought = self.n_decoded
-                deltas.append(choice.delta)
-        return deltas
+                yield choice.delta
 
     def _note(self, told: _Chunk) -> None:
         self.id, self.model, self.created = told.id, told.model, told.created

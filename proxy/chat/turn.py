@@ -9,15 +9,19 @@ import msgspec
 from planners.durations import wished_duration
 from planners.model import ServedModel
 from proxy import names
+from proxy.beside import answer_beside
 from proxy.bodies import bound_values, decoded
 from proxy.chat.reply import ChatReply
 from proxy.child.chunks import Delta
 from proxy.child.refusals import refusal
+from proxy.child.sse import KEEP_ALIVE
 from proxy.child.upstream import UpstreamResponse
 from proxy.door import Door
 from proxy.exchange import Exchange, Framing
-from proxy.forward import Check, Order, converse, whole_reply
+from proxy.forward import Check, Order, converse, understood
 from proxy.prompt.length import Bound, Prompt
+from proxy.prompt.truncation import shortened_chat
+from proxy.pulse import Pulse
 from supervisor.lease import Lease
 
 CHAT = b"/v1/chat/completions"
@@ -73,10 +77,15 @@ class ChatTurn:
     body: bytes
     keep_alive: float | str | None = None
     num_ctx: int | None = None
+    truncates: bool = False
+    """Whether the oldest messages are left out of a chat that is too long."""
 
-    async def answer(self, writer: Callable[[ChatReply], Writer], *, streams: bool) -> None:
+    async def answer(
+        self, writer: Callable[[ChatReply], Writer], *, streams: bool, sign: bytes = KEEP_ALIVE
+    ) -> None:
         """Answers with what `writer` makes of the child's reply.
 
+        `sign` is the dialect's event, or comment, for a stream that has nothing to say yet.
         Raises LeaseError, UpstreamError, what the child refuses.
         """
 
@@ -86,9 +95,13 @@ class ChatTurn:
             reply = ChatReply(response.socket_path)
             words = writer(reply)
             async for chunk in response.chunks():
-                events = b"".join([words.add(delta) for delta in reply.feed(chunk)])
-                if events and streams:
-                    await self._write(events)
+                events: list[bytes] = []
+                try:
+                    for delta in reply.feed(chunk):
+                        events.append(words.add(delta))
+                finally:  # what came before an error is told before it
+                    if streams and any(events):
+                        await self._write(b"".join(events))
                 if words.is_over:
                     break
             else:
@@ -97,26 +110,20 @@ class ChatTurn:
             await self._end(words, streams=streams)
 
         order = Order(CHAT, self.body)
-        async with self.exchange.attended():
+        pulse = Pulse(sign, self.door.settings.keep_alive_comments_s) if streams else None
+        async with self.exchange.attended(pulse):
             await converse(
                 self.door, self.exchange, order, model=self.model, hear=hear, check=self._check(),
                 keep_alive_s=wished_duration(self.keep_alive), context=self.num_ctx,
             )  # fmt: skip
 
     async def count(self) -> int:
-        """The tokens that the child would read."""
-        counts = []
-
-        async def hear(lease: Lease, response: UpstreamResponse) -> None:
-            counts.append((await whole_reply(lease, response, _COUNTED)).input_tokens)
-
-        order = Order(_COUNT, self.body)
-        async with self.exchange.attended():
-            await converse(
-                self.door, self.exchange, order, model=self.model, hear=hear,
-                keep_alive_s=wished_duration(self.keep_alive), context=self.num_ctx,
-            )  # fmt: skip
-        return counts[-1]
+        """The tokens that the child would read; no slot is waited for."""
+        reply, socket_path = await answer_beside(
+            self.door, self.exchange, self.model, method=b"POST", target=_COUNT, body=self.body,
+            keep_alive_s=wished_duration(self.keep_alive),
+        )  # fmt: skip
+        return understood(reply, _COUNTED, socket_path=socket_path).input_tokens
 
     async def _write(self, events: bytes) -> None:
         if not self.exchange.begun:
@@ -137,10 +144,19 @@ class ChatTurn:
             self.door.service.report(lease, usage)
 
     def _check(self) -> Check | None:
+        if self.truncates:
+            return self._shortened
         if self.num_ctx is None:
             return None
         prompt = Prompt(chat=self.body)
         return Bound(self.door, self.model, self.name, prompt, self.num_ctx).check
+
+    async def _shortened(self, lease: Lease) -> Order | None:
+        """What is sent instead of too long a chat, and says so. Raises as what cuts it does."""
+        told = msgspec.json.decode(self.body)
+        short = await shortened_chat(self.door, lease, told, n_ctx=self.num_ctx)
+        self.exchange.n_dropped = short.n_dropped
+        return Order(CHAT, msgspec.json.encode(short.told)) if short.n_dropped else None
 
 
 def read_whole(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:

@@ -12,6 +12,7 @@ from proxy.child.refusals import event_error, refusal
 from proxy.child.sse import (
     ERROR_HEAD,
     IS_PROGRESS,
+    KEEP_ALIVE,
     PROGRESS,
     EventReader,
     WholeEvents,
@@ -26,7 +27,8 @@ from proxy.forward import Check, Hear, Order, ask, converse, relay_whole
 from proxy.native.meant import meant
 from proxy.native.whole import Whole
 from proxy.prompt.count import n_prompts_in
-from proxy.prompt.length import TOKENS, Bound, Prompt
+from proxy.prompt.length import TOKENS, Bound, Infill, Prompt
+from proxy.pulse import Pulse
 from supervisor.lease import Lease
 
 
@@ -47,9 +49,12 @@ class _Asked(msgspec.Struct):
     return_tokens: bool | None = None
     keep_alive: float | str | None = None
     num_ctx: int | None = None
+    truncate: bool | None = None
+    """Ours, of /infill: whether what is not next to the gap may be left out."""
 
 
 _ASKED = msgspec.json.Decoder(_Asked)
+INFILL = b"/infill"
 _STREAMED = b'"stream":true,' + PROGRESS
 _IS_LAST = b'"stop":true'
 """Unmistakable too."""
@@ -62,7 +67,7 @@ async def completion(door: Door, exchange: Exchange) -> None:
 
 async def infill(door: Door, exchange: Exchange) -> None:
     """POST /infill; a model that cannot is told apart by the child, by its vocabulary."""
-    await _complete(door, exchange, b"/infill")
+    await _complete(door, exchange, INFILL)
 
 
 async def _complete(door: Door, exchange: Exchange, target: bytes) -> None:
@@ -72,13 +77,20 @@ async def _complete(door: Door, exchange: Exchange, target: bytes) -> None:
     names.check_writes(model)
     if asked.n not in (None, 1) or asked.n_cmpl not in (None, 1):
         raise BadRequest("n_cmpl must be 1: each request has one slot of the model", param="n_cmpl")
-    n_prompts = 1 if target == b"/infill" else n_prompts_in(asked.prompt)
+    is_infill = target == INFILL
+    n_prompts = 1 if is_infill else n_prompts_in(asked.prompt)
     hear, extra = _hearing(door, exchange, asked, n_prompts=n_prompts)
+    check = (
+        _infill_check(door, exchange, asked, model)
+        if is_infill
+        else _check(door, asked, model, n_prompts)
+    )
     keep_alive_s = wished_duration(asked.keep_alive)
-    async with exchange.attended():
+    pulse = Pulse(KEEP_ALIVE, door.settings.keep_alive_comments_s) if asked.stream else None
+    async with exchange.attended(pulse):
         await converse(
             door, exchange, Order(target, body, extra), model=model, keep_alive_s=keep_alive_s,
-            hear=hear, context=asked.num_ctx, check=_check(door, asked, model, n_prompts),
+            hear=hear, context=asked.num_ctx, check=check,
         )  # fmt: skip
 
 
@@ -114,19 +126,44 @@ def _hearing(
 
 
 def _check(door: Door, asked: _Asked, model: ServedModel, n_prompts: int) -> Check | None:
-    """What holds each prompt to the num_ctx of its request."""
-    if asked.num_ctx is None:
-        return None
+    """What holds each prompt to its request's num_ctx, each of several to what is loaded."""
+    if asked.num_ctx is None and n_prompts == 1:
+        return None  # the child itself refuses what is too long
     told = msgspec.json.decode(asked.prompt) if asked.prompt != ABSENT else ""
-    around = (asked.input_prefix, asked.input_suffix, *(extra.text for extra in asked.input_extra))
-    prompts = [_prompt(one, around) for one in (told if n_prompts > 1 else [told])]
-    name, n_ctx = asked.model or model.model_id, asked.num_ctx
+    prompts = [_prompt(one, _around(asked)) for one in (told if n_prompts > 1 else [told])]
+    name = asked.model or model.model_id
+    bounds = [
+        Bound(door, model, name, prompt, asked.num_ctx,
+              place=(at, n_prompts) if n_prompts > 1 else None)
+        for at, prompt in enumerate(prompts, 1)
+    ]  # fmt: skip
 
     async def check(lease: Lease) -> None:
-        for prompt in prompts:
-            await Bound(door, model, name, prompt, n_ctx).check(lease)
+        for bound in bounds:
+            await bound.check(lease)
 
     return check
+
+
+def _infill_check(door: Door, exchange: Exchange, asked: _Asked, model: ServedModel) -> Check:
+    """What refuses a prefix or a suffix that would be read in part, unless that is asked for."""
+    told = msgspec.json.decode(asked.prompt) if asked.prompt != ABSENT else ""
+    infill = Infill(asked.input_prefix, asked.input_suffix, _prompt(told, ()))
+    bound = _check(door, asked, model, 1)
+
+    async def check(lease: Lease) -> Order | None:
+        if asked.truncate:
+            exchange.n_dropped = await infill.n_dropped(door, lease)
+            return None
+        await infill.check(door, lease)
+        return None if bound is None else await bound(lease)
+
+    return check
+
+
+def _around(asked: _Asked) -> tuple[str, ...]:
+    """What of an infill is not its prompt; empty texts elsewhere."""
+    return asked.input_prefix, asked.input_suffix, *(extra.text for extra in asked.input_extra)
 
 
 def _prompt(told: object, around: tuple[str, ...]) -> Prompt:
@@ -153,12 +190,12 @@ async def _relayed(
     whole, n_ended, usages = WholeEvents(response.socket_path), 0, list[Usage]()
     async for arrived in response.chunks():
         events = whole.take(arrived)
-        if not shows_progress and (IS_PROGRESS in events or not exchange.begun):
+        if not shows_progress and (IS_PROGRESS in events or not exchange.delivered):
             events = without_progress(events)
         if not events:
             continue
         is_error = events.startswith(ERROR_HEAD)
-        if not exchange.begun:
+        if not exchange.delivered:
             if is_error:
                 raise ChildFailed(event_error(events[6:].partition(b"\n")[0]))
             await exchange.begin(Framing.SSE)

@@ -1,21 +1,18 @@
 """What is asked of a child beside its slots: tokens, templates, and how it stands.
 
-These do not wait behind a long answer. What a child tells of the machine's paths and of other
-callers' requests is left out.
+What a child tells of the machine's paths and of other callers' requests is left out.
 """
 
 from os.path import basename
 
 import msgspec
 
-from planners.model import ServedModel
+from proxy.beside import answer_beside
 from proxy.bodies import decoded
 from proxy.chat.media import check_media
-from proxy.child.refusals import refusal
 from proxy.door import Door
-from proxy.errors import UpstreamGone
 from proxy.exchange import Exchange
-from proxy.forward import REAPED_S, REPLY_BYTES, understood
+from proxy.forward import understood
 from proxy.native.meant import meant
 
 
@@ -50,7 +47,6 @@ class _Adapter(msgspec.Struct):
     scale: float
 
 
-_HEADERS = ((b"Content-Type", b"application/json"),)
 _ASKED = msgspec.json.Decoder(_Asked)
 _SLOTS = msgspec.json.Decoder(tuple[_Slot, ...])
 _ADAPTERS = msgspec.json.Decoder(tuple[_Adapter, ...])
@@ -75,7 +71,7 @@ async def apply_template(door: Door, exchange: Exchange) -> None:
 async def props(door: Door, exchange: Exchange) -> None:
     """GET /props; the model's path is its name here."""
     model = meant(door, exchange, None)
-    reply, socket_path = await _reply(door, exchange, model, b"GET", b"/props")
+    reply, socket_path = await answer_beside(door, exchange, model, method=b"GET", target=b"/props")
     told = understood(reply, _PROPS, socket_path=socket_path)
     await exchange.reply_json({**told, "model_path": model.model_id})
 
@@ -83,14 +79,16 @@ async def props(door: Door, exchange: Exchange) -> None:
 async def slots(door: Door, exchange: Exchange) -> None:
     """GET /slots: counters alone."""
     model = meant(door, exchange, None)
-    reply, socket_path = await _reply(door, exchange, model, b"GET", b"/slots")
+    reply, socket_path = await answer_beside(door, exchange, model, method=b"GET", target=b"/slots")
     await exchange.reply_json(understood(reply, _SLOTS, socket_path=socket_path))
 
 
 async def lora_adapters(door: Door, exchange: Exchange) -> None:
     """GET /lora-adapters; by the names of their files."""
     model = meant(door, exchange, None)
-    reply, socket_path = await _reply(door, exchange, model, b"GET", b"/lora-adapters")
+    reply, socket_path = await answer_beside(
+        door, exchange, model, method=b"GET", target=b"/lora-adapters"
+    )
     adapters = understood(reply, _ADAPTERS, socket_path=socket_path)
     told = [_Adapter(one.id, basename(one.path), one.scale) for one in adapters]
     await exchange.reply_json(told)
@@ -101,46 +99,5 @@ async def _passed(door: Door, exchange: Exchange, target: bytes) -> None:
     model = meant(door, exchange, decoded(body, _ASKED).model)
     if target == b"/apply-template":  # which looks at media as a chat does
         check_media(body)
-    reply, _ = await _reply(door, exchange, model, b"POST", target, body)
+    reply, _ = await answer_beside(door, exchange, model, method=b"POST", target=target, body=body)
     await exchange.reply(200, reply)
-
-
-async def _reply(
-    door: Door,
-    exchange: Exchange,
-    model: ServedModel,
-    method: bytes,
-    target: bytes,
-    body: bytes = b"",
-) -> tuple[bytes, str]:
-    """A child's answer, and its socket; another child's where one is lost meanwhile.
-
-    Raises LeaseError, UpstreamError, what the child refuses.
-    """
-    async with exchange.attended():
-        try:
-            return await _reply_of_one(door, exchange, model, method, target, body)
-        except UpstreamGone:
-            return await _reply_of_one(door, exchange, model, method, target, body)
-
-
-async def _reply_of_one(
-    door: Door, exchange: Exchange, model: ServedModel, method: bytes, target: bytes, body: bytes
-) -> tuple[bytes, str]:
-    async with door.service.lease(
-        model.model_id, caller=exchange.caller, takes_slot=False
-    ) as lease:
-        exchange.lease = lease
-        sent = door.pools.request(
-            lease.socket_path, method=method, target=target,
-            headers=(*_HEADERS, *exchange.passed_on),
-            body=(body,) if body else (),
-        )  # fmt: skip
-        try:
-            async with sent as response:
-                if response.status != 200:
-                    raise await refusal(response, lease)
-                return await response.read(limit_bytes=REPLY_BYTES), lease.socket_path
-        except UpstreamGone:
-            await door.service.until_gone(lease, within_s=REAPED_S)
-            raise

@@ -41,12 +41,15 @@ class Answering:
         events = EventReader(response.socket_path)
         heard = _Heard(keeps=not self.common.stream or self.context_of is not None)
         async for chunk in response.chunks():
-            pieces = [
-                piece for event in events.feed(chunk) if (piece := reading.read(event)) is not None
-            ]
+            pieces: list[Piece] = []
+            try:
+                for event in events.feed(chunk):
+                    if (piece := reading.read(event)) is not None:
+                        pieces.append(piece)
+            finally:  # what came before an error is told before it
+                if pieces and self.common.stream:
+                    await self._write(b"".join([self._line(piece) for piece in pieces]))
             heard.add(pieces)
-            if pieces and self.common.stream:
-                await self._write(b"".join([self._line(piece) for piece in pieces]))
         if reading.finish is None:
             raise StreamCut(response.socket_path)
         await self._end(lease, reading, heard)

@@ -18,9 +18,12 @@ from proxy.child.chunks import (
     ToolCalls,
     read_event,
 )
-from proxy.child.sse import DONE, PROGRESS
+from proxy.child.refusals import refusal
+from proxy.child.sse import DONE, PROGRESS, EventReader
 from proxy.child.timings import Timings, sum_of
+from proxy.child.upstream import UpstreamResponse
 from proxy.errors import StreamCut, UpstreamBroken
+from supervisor.lease import Lease
 
 STREAMED = b'"stream":true,"stream_options":{"include_usage":true},' + PROGRESS
 """The members that turn a caller's unstreamed request into one that can be assembled."""
@@ -51,6 +54,20 @@ class _Chunk(Event):
 _CHUNK = msgspec.json.Decoder(_Chunk)
 _TIMINGS = msgspec.json.Decoder(Timings)
 _USAGE = msgspec.json.Decoder(TokenUsage)
+
+
+async def assembled(
+    lease: Lease, response: UpstreamResponse, *, chat: bool, n_choices: int = 1
+) -> "Assembly":
+    """All that a child streams. Raises what it refuses, ChildFailed, UpstreamError."""
+    if response.status != 200:
+        raise await refusal(response, lease)
+    events = EventReader(response.socket_path)
+    whole = Assembly(response.socket_path, chat=chat, n_choices=n_choices)
+    async for chunk in response.chunks():
+        for event in events.feed(chunk):
+            whole.add(event)
+    return whole
 
 
 class Assembly:

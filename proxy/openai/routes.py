@@ -1,5 +1,7 @@
 """OpenAI's routes: the child's own dialect, so requests and streams pass; the model is chosen."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,14 +14,14 @@ from proxy import names
 from proxy.bodies import decoded
 from proxy.chat.media import check_media
 from proxy.child.chunks import ABSENT
-from proxy.child.refusals import refusal
-from proxy.child.sse import KEEP_ALIVE, PROGRESS, EventReader
+from proxy.child.sse import KEEP_ALIVE, PROGRESS
 from proxy.child.upstream import UpstreamResponse
 from proxy.door import Door
 from proxy.errors import BadRequest, PromptTooLong
 from proxy.exchange import Exchange
 from proxy.forward import Check, Hear, Order, converse, relay_stream, relay_whole
-from proxy.openai.assemble import STREAMED, Assembly
+from proxy.openai.assemble import STREAMED, assembled
+from proxy.openai.choices import MAX_CHOICES, RANDOM_SEED, Choices
 from proxy.prompt.count import n_prompts_in
 from proxy.prompt.length import Bound, Prompt, located
 from proxy.pulse import Pulse
@@ -50,8 +52,20 @@ class _Asked(msgspec.Struct):
     """Read here because the child refuses another type without saying of which field."""
 
 
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _AskedOfSeveral(msgspec.Struct):
+    """What a request for several choices must tell besides."""
+
+    seed: int | None = None
+    stream_options: _StreamOptions | None = None
+
+
 _NOTHING = (b"", b"null", b"false", b"0")
 
+_ASKED_OF_SEVERAL = msgspec.json.Decoder(_AskedOfSeveral)
 _ASKED = msgspec.json.Decoder(_Asked)
 
 
@@ -93,7 +107,35 @@ async def embeddings(door: Door, exchange: Exchange) -> None:
         await converse(
             door, exchange, Order(b"/v1/embeddings", body), model=model, hear=hear,
             keep_alive_s=wished_duration(asked.keep_alive), context=asked.num_ctx,
+            check=_embedding_check(door, asked, model),
         )  # fmt: skip
+
+
+def _embedding_check(door: Door, asked: _Asked, model: ServedModel) -> Check | None:
+    """What holds each text, or array of token ids, to its request's num_ctx."""
+    if asked.num_ctx is None:
+        return None  # the child itself refuses what is too long
+    n_inputs = n_prompts_in(asked.input)
+    told = _decoded(asked.input)
+    name = asked.model or model.model_id
+    bounds = _bounds(door, model, name, told if n_inputs > 1 else [told], asked.num_ctx)
+    return partial(_check_each, bounds)
+
+
+def _bounds(
+    door: Door, model: ServedModel, name: str, prompts: Sequence[object], n_ctx: int | None
+) -> list[Bound]:
+    count = len(prompts)
+    return [
+        Bound(door, model, name, Prompt.of({"prompt": told}), n_ctx,
+              place=(at, count) if count > 1 else None)
+        for at, told in enumerate(prompts, 1)
+    ]  # fmt: skip
+
+
+async def _check_each(bounds: Sequence[Bound], lease: Lease) -> None:
+    for bound in bounds:
+        await bound.check(lease)
 
 
 async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
@@ -101,9 +143,10 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
     asked = decoded(body, _ASKED)
     model = names.named(door, exchange, asked.model)
     names.check_writes(model)
-    if asked.n not in (None, 1) or asked.n_cmpl not in (None, 1):
-        raise BadRequest("n must be 1: each request has one slot of the model", param="n")
+    n_choices = _n_choices(asked)
     n_prompts = 1 if chat else n_prompts_in(asked.prompt)
+    if n_prompts > 1 and n_choices > 1:
+        raise BadRequest("n must be 1 where there are several prompts", param="n")
     if chat:
         check_media(body)
     target = b"/v1/chat/completions" if chat else b"/v1/completions"
@@ -116,6 +159,8 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
     else:
         hear = _assemble(door, exchange, chat=chat, n_prompts=n_prompts)
         order = Order(target, body, extra=STREAMED)
+    if n_choices > 1:
+        hear, order = _several(door, exchange, asked, order, n=n_choices, chat=chat)
     pulse = Pulse(KEEP_ALIVE, door.settings.keep_alive_comments_s) if asked.stream else None
     async with exchange.attended(pulse):
         await converse(
@@ -135,16 +180,38 @@ def _check(
     if n_prompts == 1:
         told = chat or Prompt.of({"prompt": _decoded(asked.prompt)})
         return Bound(door, model, name, told, asked.num_ctx).check
-    bounds = [
-        Bound(door, model, name, Prompt.of({"prompt": one}), asked.num_ctx, place=(at, n_prompts))
-        for at, one in enumerate(_decoded(asked.prompt), 1)
-    ]
+    bounds = _bounds(door, model, name, _decoded(asked.prompt), asked.num_ctx)
+    return partial(_check_each, bounds)
 
-    async def check(lease: Lease) -> None:
-        for bound in bounds:
-            await bound.check(lease)
 
-    return check
+def _n_choices(asked: _Asked) -> int:
+    """How many choices are wanted. Raises BadRequest for too many, or none."""
+    n = next((told for told in (asked.n_cmpl, asked.n) if told is not None), 1)
+    if not 1 <= n <= MAX_CHOICES:
+        raise BadRequest(f"n must be 1 to {MAX_CHOICES}, not {n}", param="n")
+    return n
+
+
+def _several(
+    door: Door, exchange: Exchange, asked: _Asked, order: Order, *, n: int, chat: bool
+) -> tuple[Hear, Order]:
+    """How n choices are heard, and what asks for the first of them."""
+    more = decoded(order.body, _ASKED_OF_SEVERAL)
+    seed, options = more.seed, more.stream_options
+    if seed is not None and (seed < 0 or seed == RANDOM_SEED):
+        seed = None
+    if asked.stream:
+        order = Order(order.target, order.body, extra=STREAMED)
+    choices = Choices(door, exchange, order, n, seed)
+    if asked.stream:
+        hear = partial(
+            choices.hear_stream,
+            shows_progress=bool(asked.return_progress),
+            shows_usage=options is not None and options.include_usage is True,
+        )
+        return hear, choices.first
+    assembles = bool(order.extra)
+    return partial(choices.hear_whole, chat=chat, assembles=assembles), choices.first
 
 
 def _stream(door: Door, exchange: Exchange, *, shows_progress: bool, n_prompts: int) -> Hear:
@@ -159,13 +226,7 @@ def _stream(door: Door, exchange: Exchange, *, shows_progress: bool, n_prompts: 
 
 def _assemble(door: Door, exchange: Exchange, *, chat: bool, n_prompts: int) -> Hear:
     async def hear(lease: Lease, response: UpstreamResponse) -> None:
-        if response.status != 200:
-            raise await refusal(response, lease)
-        events = EventReader(response.socket_path)
-        whole = Assembly(response.socket_path, chat=chat, n_choices=n_prompts)
-        async for chunk in response.chunks():
-            for event in events.feed(chunk):
-                whole.add(event)
+        whole = await assembled(lease, response, chat=chat, n_choices=n_prompts)
         await exchange.reply(200, whole.reply())
         timings = whole.timings
         _report(door, exchange, lease, timings.usage() if timings is not None else None)

@@ -61,6 +61,8 @@ class Prompt:
             return cls(chat=msgspec.json.encode(told))
         prompt = told.get("prompt", "")
         parts = prompt if isinstance(prompt, list) else [prompt]
+        if len(parts) == 1 and isinstance(parts[0], list):
+            parts = parts[0]  # one prompt, in an array of its own
         parts = [*parts, told.get("input_prefix", ""), told.get("input_suffix", "")]
         ids = [part for part in parts if not isinstance(part, str)]
         texts = tuple(part for part in parts if isinstance(part, str) and part)
@@ -125,11 +127,14 @@ class Infill:
     """What stands around a gap.
 
     Of the prefix llama-server (b10434, format_prompt_infill) reads the end, three quarters of its
-    batch, and of the suffix the beginning, a quarter less two tokens, and says nothing of the rest.
+    batch, and of the suffix the beginning, a quarter less two tokens and those of the prompt, and
+    says nothing of the rest.
     """
 
     prefix: str
     suffix: str
+    prompt: Prompt = Prompt()
+    """What the gap is to begin with."""
 
     async def check(self, door: Door, lease: Lease) -> None:
         """Raises InfillTooLong where a part would not be read, ChildRefused, UpstreamError."""
@@ -146,10 +151,11 @@ class Infill:
         if n_batch is None:
             return []  # its child is gone, which what is sent next will tell
         quarter = n_batch // 4
+        n_told = await self.prompt.tokens_over(door, lease, n_ctx=-1) or 0
         over: list[tuple[str, int, int]] = []
         for side, text, most in (
             ("prefix", self.prefix, 3 * quarter),
-            ("suffix", self.suffix, max(0, quarter - 2)),
+            ("suffix", self.suffix, max(0, quarter - 2 - n_told)),
         ):
             if len(text.encode()) > most:
                 n_tokens = len(await token_ids(door, lease, text, add_special=False))

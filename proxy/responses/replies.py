@@ -31,10 +31,16 @@ class ResponseWriter:
     is_over = False
 
     def __init__(
-        self, reply: ChatReply, *, asked: ResponseRequest, unique: str, created_at: int
+        self,
+        reply: ChatReply,
+        *,
+        asked: ResponseRequest,
+        unique: str,
+        created_at: int,
+        n_dropped: int | None = None,
     ) -> None:
         self._reply, self._asked = reply, asked
-        self._unique, self._created_at = unique, created_at
+        self._unique, self._created_at, self._n_dropped = unique, created_at, n_dropped
         self._n_events = 0
         self._open: Part | None = None
 
@@ -153,7 +159,7 @@ class ResponseWriter:
     def _response(self, status: str, *, error: object = None) -> dict[str, object]:
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         done_at = self._reply.created if status == "completed" else None
-        return {
+        response = {
             "id": f"resp_{self._unique}",
             "object": "response",
             "created_at": self._created_at,
@@ -166,6 +172,9 @@ class ResponseWriter:
             **_repeated(self._asked),
             "usage": self._usage() if status in ("completed", "incomplete") else None,
         }
+        if self._n_dropped is not None:
+            response["prompt_tokens_dropped"] = self._n_dropped
+        return response
 
     def _usage(self) -> dict[str, object]:
         reply = self._reply
@@ -200,7 +209,7 @@ def _repeated(asked: ResponseRequest) -> dict[str, object]:
         "background": False,
         "previous_response_id": None,
         "store": False,
-        "truncation": "disabled",
+        "truncation": asked.truncation or "disabled",
     }
 
 

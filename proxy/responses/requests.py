@@ -5,6 +5,7 @@ The child has a route of this dialect, which drops text.format and takes no tool
 """
 
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
@@ -80,10 +81,16 @@ class ResponseRequest(msgspec.Struct):
     text: msgspec.Raw = NULL
     reasoning: msgspec.Raw = NULL
     metadata: msgspec.Raw = NULL
+    truncation: Literal["auto", "disabled"] | None = None
     keep_alive: float | str | None = None
     """Ours: as in Ollama's dialect."""
     num_ctx: int | None = None
     """Ours too."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether the oldest of the input may be left out."""
+        return self.truncation == "auto"
 
 
 _REQUEST = msgspec.json.Decoder(ResponseRequest)

@@ -37,10 +37,13 @@ async def create(door: Door, exchange: Exchange) -> None:
     unique, created_at = secrets.token_hex(16), int(time.time())
 
     def writer(reply: ChatReply) -> ResponseWriter:
-        words = ResponseWriter(reply, asked=asked, unique=unique, created_at=created_at)
+        words = ResponseWriter(
+            reply, asked=asked, unique=unique, created_at=created_at, n_dropped=exchange.n_dropped
+        )
         exchange.last_word = words.failed
         return words
 
+    writer(ChatReply(""))  # which has the last word where a stream is kept alive and never begins
     await turn.answer(writer, streams=bool(asked.stream))
 
 
@@ -68,4 +71,5 @@ def _turn(door: Door, exchange: Exchange, asked: ResponseRequest) -> ChatTurn:
         body=msgspec.json.encode(chat_body(asked, thinks=thinks)),
         keep_alive=asked.keep_alive,
         num_ctx=asked.num_ctx,
+        truncates=asked.truncates,
     )

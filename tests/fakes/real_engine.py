@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 
 from planners.gguf import parse_model
+from proxy.door import DoorSettings
 from supervisor.quickstart import packaged_engine, quickstart_model_dir
 from tests.fakes.chat_templates import with_template
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
@@ -23,6 +24,7 @@ async def engine(
     n_ctx: int = 1024,
     template: str | None = None,
     path: Path | None = None,
+    settings: DoorSettings = SETTINGS,
     ui: bool = False,
     more: tuple[str, ...] = (),
 ) -> AsyncIterator[tuple[FleetOfOne, Served]]:
@@ -42,7 +44,7 @@ async def engine(
     model = served_model(model_id="smollm2", path=str(path), info=info)
     async with (
         fleet_of_one(folder, model=model, argv=argv, n_ctx=n_ctx) as fleet,
-        serving(fleet, settings=replace(SETTINGS, ui=ui)) as at,
+        serving(fleet, settings=replace(settings, ui=ui)) as at,
     ):
         yield fleet, at
 

@@ -1,5 +1,6 @@
 """inferenceosd.control: how settings come into force, on real parts that run no model."""
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ class House:
     folder: Path
     doors: list[Config] = field(default_factory=list)
     lock: DoorLock = field(init=False)
+    fleet: Fleet = field(init=False)
 
     def write(self, text: str) -> None:
         (self.folder / "config.toml").write_text(text)
@@ -56,7 +58,7 @@ class House:
             heard_bytes=lambda _: 0,
             leaving=lambda _: None,
         )
-        self.lock = DoorLock(config, is_local=True)
+        self.fleet, self.lock = fleet, DoorLock(config, is_local=True)
         parts = Parts(
             fleet, catalogue, probe, records, metrics_of(fleet), self.lock, self.doors.append
         )
@@ -154,6 +156,34 @@ async def test_a_new_key_locks_the_door_and_a_broken_file_of_keys_leaves_it_lock
     assert broken.mistake is not None
     assert len(house.doors) == 2
     assert house.lock.gate(Management.OPEN).needs_key
+
+
+@pytest.mark.parametrize("reloads", [True, False], ids=["the rule is later", "the key is later"])
+async def test_a_rule_for_a_keys_name_is_for_who_holds_it(
+    house: House, control: Control, reloads: bool
+) -> None:
+    rule = '[[caller]]\nname = "batch"\npriority = "low"'
+    if not reloads:
+        house.write(rule)
+        await control.reload()
+    key, _ = add_key(control.config.keys_file, name="batch", scope=Scope.INFER, expires_at=None)
+    control.read_lock()
+    if reloads:
+        house.write(rule)
+        await control.reload()
+
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(wait_in_line(house.fleet, key.key_id))
+        while not (lines := control.status().lines):
+            await asyncio.sleep(0)  # cadence
+        waiting.cancel()
+
+    assert [(one.caller, one.priority) for one in lines[0].callers] == [(key.key_id, "low")]
+
+
+async def wait_in_line(fleet: Fleet, caller: str) -> None:
+    async with fleet.lease(ModelId("m"), caller=caller):
+        pass
 
 
 async def test_status_names_the_state_folder_in_force(house: House, control: Control) -> None:

@@ -35,3 +35,12 @@ def test_the_narrowest_rule_counts(caller: str, priority: Priority) -> None:
 def test_a_network_that_is_none_is_refused() -> None:
     with pytest.raises(BadNetwork, match=r"10\.0\.0\.0/33"):
         callers_of([CallerRule("10.0.0.0/33", Priority.LOW)])
+
+
+def test_a_caller_is_known_by_its_name_too_and_by_itself_first() -> None:
+    rules = callers_of([CallerRule("batch", Priority.LOW), CallerRule("1f2e", Priority.HIGH)])
+
+    known = rules.knowing({"0a0b": "batch", "1f2e": "batch", "3c3d": "laptop"})
+
+    priorities = [known.priority(caller) for caller in ("0a0b", "1f2e", "3c3d")]
+    assert priorities == [Priority.LOW, Priority.HIGH, Priority.NORMAL]

@@ -21,7 +21,17 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": WORDS},
     "/api/chat": {"messages": [{"role": "user", "content": WORDS}]},
     "/api/generate": {"prompt": WORDS},
+    "/v1/messages": {"messages": [{"role": "user", "content": WORDS}], "max_tokens": 99},
+    "/v1/responses": {"input": WORDS},
+    "/completion": {"prompt": WORDS},
 }
+SCHEMA_TOLD: dict[str, Any] = {
+    "format": SCHEMA,
+    "json_schema": SCHEMA,
+    "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+    "text": {"format": {"type": "json_schema", "schema": SCHEMA}},
+}
+"""In each dialect's way."""
 EACH_ROUTE = pytest.mark.parametrize("route", ROUTES)
 STREAMED_OR_WHOLE = pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 
@@ -34,23 +44,44 @@ def is_ollama(route: str) -> bool:
     return route.startswith("/api/")
 
 
+def is_anthropic(route: str) -> bool:
+    return route == "/v1/messages"
+
+
 def told_error(route: str, text: str) -> tuple[str, str | None]:
     """The message, and OpenAI's code, of an error object, which has the dialect's shape."""
-    error = json.loads(text)["error"]
+    told = json.loads(text)
+    error = told["error"]
     if is_ollama(route):
         assert isinstance(error, str)
         return error, None
+    if is_anthropic(route):
+        assert told["type"] == "error"
+        assert set(error) >= {"type", "message"}
+        return error["message"], None
     assert set(error) >= {"message", "type", "param", "code"}
     return error["message"], error["code"]
+
+
+def last_message(route: str, event: str) -> str:
+    """The message of the error that a stream ends with."""
+    name, _, data = event.rpartition("data: ")
+    names = {"/v1/messages": "event: error\n", "/v1/responses": "event: response.failed\n"}
+    assert name == names.get(route, "")
+    told = json.loads(data)
+    if route == "/v1/responses":
+        assert told["response"]["status"] == "failed"
+        return str(told["response"]["error"]["message"])
+    return str(told["error"] if is_ollama(route) else told["error"]["message"])
 
 
 def assert_refused(
     route: str, reply: httpx.Response, status: int, code: str | None, says: str
 ) -> None:
     message, told_code = told_error(route, reply.text)
-    assert reply.status_code == status
+    assert reply.status_code == (529 if is_anthropic(route) and status == 503 else status)
     assert reply.headers["content-type"].startswith("application/json")
-    assert told_code == (None if is_ollama(route) else code)
+    assert told_code == (None if is_ollama(route) or is_anthropic(route) else code)
     assert says in message
 
 
@@ -119,18 +150,22 @@ async def test_an_unknown_model_is_a_404(tmp_path: Path, route: str, stream: boo
 
 @EACH_ROUTE
 @STREAMED_OR_WHOLE
-async def test_too_long_a_prompt_is_a_400(tmp_path: Path, route: str, stream: bool) -> None:
+async def test_too_long_a_prompt_is_a_400_below_the_models_path_too(
+    tmp_path: Path, route: str, stream: bool
+) -> None:
+    paths = [route] if is_ollama(route) else [route, f"/upstream/tiny{route}"]
     async with fleet_of_one(tmp_path, n_ctx=4) as fleet, serving(fleet) as at:
-        reply = await at.client.post(route, json=request(route, stream=stream))
+        replies = [await at.client.post(path, json=request(route, stream=stream)) for path in paths]
 
     says = "the prompt of 6 tokens exceeds the context of 4 tokens"
-    assert_refused(route, reply, 400, "context_length_exceeded", says)
+    for reply in replies:
+        assert_refused(route, reply, 400, "context_length_exceeded", says)
 
 
 @EACH_ROUTE
 @STREAMED_OR_WHOLE
 async def test_a_grammar_that_is_none_is_a_400(tmp_path: Path, route: str, stream: bool) -> None:
-    told = request(route, stream=stream, format=SCHEMA, json_schema=SCHEMA)
+    told = request(route, stream=stream, **SCHEMA_TOLD)
     async with fleet_of_one(tmp_path) as fleet, serving(fleet) as at:
         reply = await at.client.post(route, json=told)
 
@@ -173,13 +208,23 @@ async def test_a_stream_that_breaks_ends_with_an_error_in_its_dialect(
 
     end = "\n" if is_ollama(route) else "\n\n"
     *before, last, rest = reply.text.split(end)
-    message = json.loads(last.removeprefix("data: "))["error"]
     assert (reply.status_code, rest) == (200, "")
     assert before
-    assert not any('"error"' in part for part in before)
-    assert says in (message if is_ollama(route) else message["message"])
+    assert not any("rror" in part for part in before if '"error":null' not in part)
+    assert says in last_message(route, last)
     assert "[DONE]" not in reply.text
     assert '"done":true' not in reply.text
+
+
+@EACH_ROUTE
+async def test_tokens_that_came_with_an_error_are_told_before_it(
+    tmp_path: Path, route: str
+) -> None:
+    async with fleet_of_one(tmp_path, faults={"error_at_token": 2}) as fleet, serving(fleet) as at:
+        reply = await at.client.post(route, json=request(route, stream=True))
+
+    assert reply.status_code == 200
+    assert reply.text.index("two") < reply.text.index("Context size has been exceeded.")
 
 
 @EACH_ROUTE

@@ -241,3 +241,25 @@ async def test_a_response_keeps_to_its_schema(tmp_path: Path) -> None:
 
     assert json.loads(reply["output"][0]["content"][0]["text"])["word"] in ("yes", "no")
     assert counted["input_tokens"] == reply["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("route", "told"),
+    [("/v1/messages/count_tokens", MESSAGES), ("/v1/responses/input_tokens", RESPONSES)],
+    ids=["anthropic", "responses"],
+)
+async def test_tokens_are_counted_while_the_only_slot_is_busy(
+    tmp_path: Path, route: str, told: dict[str, Any]
+) -> None:
+    story = {"prompt": "Once", "n_predict": 8000, "ignore_eos": True, "stream": True}
+    async with (
+        engine(tmp_path, n_ctx=8192) as (fleet, at),
+        at.client.stream("POST", "/completion", json=story) as reply,
+    ):
+        pieces = reply.aiter_bytes()  # which closes the reply when it is forgotten
+        await anext(pieces)
+        counted = (await at.client.post(route, json=told)).json()
+
+    del pieces
+    assert fleet.most_leases == 2
+    assert counted["input_tokens"] > 0

@@ -17,6 +17,11 @@ pytestmark = pytest.mark.llama
 GREEDY = {"prompt": "Once upon", "n_predict": 8, "temperature": 0, "seed": 1, "cache_prompt": False}
 TOOK = ("timings", "model")
 """What may differ between two runs."""
+FILLS = ",".join(
+    f"tokenizer.ggml.fim_{key}_token_id=int:{n}"
+    for n, key in enumerate(("pre", "suf", "mid"), start=3)
+)
+"""What makes a model one that fills in."""
 
 
 def without_times(reply: Any) -> Any:
@@ -106,11 +111,9 @@ async def test_questions_are_answered_while_the_only_slot_is_busy(tmp_path: Path
 
 
 async def test_what_is_filled_in_is_the_childs_own(tmp_path: Path) -> None:
-    keys = ("fim_pre", "fim_suf", "fim_mid")
-    numbers = [f"tokenizer.ggml.{key}_token_id=int:{n}" for n, key in enumerate(keys, start=3)]
     told = {**GREEDY, "input_prefix": "def add(", "input_suffix": "return a + b",
             "input_extra": [{"filename": "a.py", "text": "import b"}]}  # fmt: skip
-    async with engine(tmp_path, more=("--override-kv", ",".join(numbers))) as (fleet, at):
+    async with engine(tmp_path, more=("--override-kv", FILLS)) as (fleet, at):
         whole = (await at.client.post("/infill", json=told)).json()
         direct = await straight(fleet, "/infill", told)
         bounded = await at.client.post("/infill", json={**told, "num_ctx": 8})
@@ -118,6 +121,31 @@ async def test_what_is_filled_in_is_the_childs_own(tmp_path: Path) -> None:
     assert without_times(whole) == without_times(direct)
     assert whole["tokens_predicted"] > 0
     assert bounded.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"input_prefix": "a " * 400}, "the prefix of 401 tokens exceeds the 384 tokens"),
+        ({"input_suffix": "a " * 130}, "the suffix of 131 tokens exceeds the 126 tokens"),
+        ({"input_suffix": "a " * 120, "prompt": "b " * 9}, "suffix of 121 tokens exceeds the 116"),
+    ],
+    ids=["prefix", "suffix", "suffix beside a prompt"],
+)
+async def test_what_stands_around_a_gap_is_cut_only_where_that_is_asked_for(
+    tmp_path: Path, told: dict[str, Any], says: str
+) -> None:
+    asked = {**GREEDY, "prompt": "", "input_prefix": "a", "input_suffix": "b", **told}
+    async with engine(tmp_path, more=("--override-kv", FILLS, "-b", "512")) as (fleet, at):
+        refused = await at.client.post("/infill", json=asked)
+        cut = await at.client.post("/infill", json={**asked, "truncate": True})
+        direct = await straight(fleet, "/infill", asked)
+
+    n_prompt, most = map(int, re.findall(r"(\d+) tokens.* the (\d+)", says)[0])
+    assert refused.status_code == 400
+    assert says in refused.json()["error"]["message"]
+    assert cut.headers["x-prompt-tokens-dropped"] == str(n_prompt - most)
+    assert without_times(cut.json()) == without_times(direct)
 
 
 async def test_a_model_without_the_vocabulary_does_not_fill_in(tmp_path: Path) -> None:
@@ -136,6 +164,24 @@ async def test_a_prompt_over_its_own_num_ctx_is_refused(tmp_path: Path, prompt: 
 
     assert reply.status_code == 400
     assert "exceeds the num_ctx of 32 tokens" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize(
+    ("prompt", "subject"),
+    [("word " * 300, "the prompt of 301"), (["Hi", "word " * 300], "prompt 2 of 2, of 301")],
+    ids=["one", "one of several"],
+)
+async def test_a_prompt_over_what_is_loaded_is_refused_with_the_numbers(
+    tmp_path: Path, stream: bool, prompt: object, subject: str
+) -> None:
+    async with engine(tmp_path, n_ctx=256) as (_, at):
+        told = {"prompt": prompt, "n_predict": 1, "stream": stream}
+        reply = await at.client.post("/upstream/smollm2/completion", json=told)
+
+    assert reply.status_code == 400
+    assert f"{subject} tokens" in reply.json()["error"]["message"]
+    assert reply.json()["error"]["n_ctx"] == 256
 
 
 async def test_audio_gets_as_far_as_the_engines_own_refusal(tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ async def test_an_id_may_hold_slashes(tmp_path: Path, path: str) -> None:
         pytest.param({"model": "nope"}, 404, "model_not_found", "'nope' not found", id="unknown"),
         pytest.param({}, 400, None, "model is required", id="no model"),
         pytest.param({"model": "tiny", "stream": "yes"}, 400, "invalid_json", "stream", id="type"),
-        pytest.param({"model": "tiny", "n": 2}, 400, None, "n must be 1", id="two choices"),
-        pytest.param({"model": "tiny", "n_cmpl": 2}, 400, None, "n must be 1", id="n_cmpl"),
+        pytest.param({"model": "tiny", "n": 9}, 400, None, "n must be 1 to 8", id="nine choices"),
+        pytest.param({"model": "tiny", "n_cmpl": 0}, 400, None, "n must be 1 to 8", id="no choice"),
         pytest.param({"model": "tiny", "keep_alive": "1d"}, 400, None, "unit", id="keep_alive"),
         pytest.param({"model": "a b"}, 400, None, "invalid model name", id="no name"),
     ],
@@ -232,8 +232,9 @@ LONG = "word " * 200
         ("/v1/completions", {"prompt": LONG}),
         ("/v1/completions", {"prompt": ["word", LONG]}),
         ("/v1/completions", {"prompt": list(range(200))}),
+        ("/v1/completions", {"prompt": [list(range(200))]}),
     ],
-    ids=["chat", "completion", "one of several", "token ids"],
+    ids=["chat", "completion", "one of several", "token ids", "token ids in an array"],
 )
 async def test_a_prompt_over_its_own_num_ctx_is_refused_with_the_numbers(
     tmp_path: Path, route: str, told: dict[str, Any]

@@ -99,13 +99,26 @@ async def test_a_text_too_long_to_embed_is_a_400_that_says_which(
     assert f"{subject} exceeds the context of 256 tokens that smollm2 has" in reply.text
 
 
-async def test_a_text_over_its_own_num_ctx_is_not_embedded(tmp_path: Path) -> None:
-    told = {"model": "smollm2", "input": ["a", "a " * 40], "options": {"num_ctx": 32}}
+@pytest.mark.parametrize(
+    ("route", "texts", "subject"),
+    [
+        ("/api/embed", ["a", "a " * 40], "prompt 2 of 2, of 42 tokens,"),
+        ("/v1/embeddings", ["a", "a " * 40], "prompt 2 of 2, of 42 tokens,"),
+        ("/v1/embeddings", "a " * 40, "the prompt of 42 tokens"),
+        ("/v1/embeddings", [[7] * 42], "the prompt of 42 tokens"),
+    ],
+)
+async def test_a_text_over_its_own_num_ctx_is_not_embedded(
+    tmp_path: Path, route: str, texts: object, subject: str
+) -> None:
+    told = {"model": "smollm2", "input": texts, "options": {"num_ctx": 32}, "num_ctx": 32}
     async with encoder(tmp_path) as (_, at):
-        reply = await at.client.post("/api/embed", json=told)
+        reply = await at.client.post(route, json=told)
+        served = await at.client.post(route, json={**told, "input": "a"})
 
     assert reply.status_code == 400
-    assert "prompt 2 of 2, of 42 tokens, exceeds the num_ctx of 32 tokens" in reply.text
+    assert f"{subject} exceeds the num_ctx of 32 tokens" in reply.text
+    assert served.status_code == 200
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])

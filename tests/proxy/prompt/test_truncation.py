@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.fakes.chat_templates import with_numbers
+from tests.fakes.events import named_events
 from tests.fakes.real_engine import child_client, engine, quickstart_model
 from tests.fakes.tiny_models import tiny_models, write
 
@@ -63,6 +64,28 @@ async def test_a_chat_loses_its_oldest_turns_and_says_how_many_tokens(
     assert final["prompt_eval_count"] == kept
     assert final["prompt_tokens_dropped"] == whole - kept
     assert reply.headers["x-prompt-tokens-dropped"] == str(whole - kept)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_a_response_is_cut_where_its_truncation_is_auto(tmp_path: Path, stream: bool) -> None:
+    messages, left = [*turns(8), LAST], [*turns(8)[8:], LAST]
+    told = {"model": "smollm2", "input": messages, "max_output_tokens": 2, "stream": stream}
+    async with engine(tmp_path, n_ctx=1024) as (fleet, at):
+        await fleet.load(fleet.model.model_id)
+        async with child_client(fleet) as child:
+            whole, kept = await tokens(child, messages), await tokens(child, left)
+        bound = {**told, "num_ctx": kept + 8}
+        cut = await at.client.post("/v1/responses", json={**bound, "truncation": "auto"})
+        refused = await at.client.post("/v1/responses", json={**bound, "truncation": "disabled"})
+        odd = await at.client.post("/v1/responses", json={**told, "truncation": "some"})
+
+    response = named_events(cut.text)[-1]["response"] if stream else cut.json()
+    assert cut.headers["x-prompt-tokens-dropped"] == str(whole - kept)
+    assert response["prompt_tokens_dropped"] == whole - kept
+    assert response["truncation"] == "auto"
+    assert response["usage"]["input_tokens"] == kept
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    assert (odd.status_code, "truncation" in odd.text) == (400, True)
 
 
 @pytest.mark.parametrize("more", [{}, {"truncate": False}, {"truncate": None}])

@@ -1,0 +1,51 @@
+"""What is asked of a child beside its slots: it waits behind no long answer."""
+
+from planners.model import ServedModel
+from proxy.child.refusals import refusal
+from proxy.door import Door
+from proxy.errors import UpstreamGone
+from proxy.exchange import Exchange
+from proxy.forward import REAPED_S, REPLY_BYTES
+
+_HEADERS = ((b"Content-Type", b"application/json"),)
+
+
+async def answer_beside(
+    door: Door,
+    exchange: Exchange,
+    model: ServedModel,
+    *,
+    method: bytes,
+    target: bytes,
+    body: bytes = b"",
+    keep_alive_s: float | None = None,
+) -> tuple[bytes, str]:
+    """A child's answer, and its socket; another child's where one is lost meanwhile.
+
+    Raises LeaseError, UpstreamError, what the child refuses.
+    """
+
+    async def answer_of_one() -> tuple[bytes, str]:
+        async with door.service.lease(
+            model.model_id, caller=exchange.caller, keep_alive_s=keep_alive_s, takes_slot=False
+        ) as lease:
+            exchange.lease = lease
+            sent = door.pools.request(
+                lease.socket_path, method=method, target=target,
+                headers=(*_HEADERS, *exchange.passed_on),
+                body=(body,) if body else (),
+            )  # fmt: skip
+            try:
+                async with sent as response:
+                    if response.status != 200:
+                        raise await refusal(response, lease)
+                    return await response.read(limit_bytes=REPLY_BYTES), lease.socket_path
+            except UpstreamGone:
+                await door.service.until_gone(lease, within_s=REAPED_S)
+                raise
+
+    async with exchange.attended():
+        try:
+            return await answer_of_one()
+        except UpstreamGone:
+            return await answer_of_one()
