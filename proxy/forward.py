@@ -17,6 +17,7 @@ import msgspec
 from planners.model import ServedModel
 from proxy.bodies import Buffers, amended
 from proxy.door import Door
+from proxy.engine_limits import check_grammars
 from proxy.errors import (
     BadJson,
     ChildFailed,
@@ -74,8 +75,10 @@ async def converse(
 
     `hear` may be called twice, and starts anew. `check` sees the lease first, and may refuse, or
     give another order.
-    Raises LeaseError, UpstreamError, what the two raise.
+    Raises GrammarTooLarge, LeaseError, UpstreamError, what the two raise.
     """
+    if not order.form:
+        check_grammars(order.body)
     for times in range(1, TRIES + 1):
         async with door.service.lease(
             model.model_id,

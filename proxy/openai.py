@@ -13,6 +13,7 @@ from proxy.assemble import STREAMED, Assembly
 from proxy.bodies import decoded
 from proxy.chunks import ABSENT
 from proxy.door import Door
+from proxy.engine_limits import EngineMembers
 from proxy.errors import BadRequest, PromptTooLong
 from proxy.exchange import Exchange
 from proxy.forward import Check, Hear, Order, converse, refusal, relay_stream, relay_whole
@@ -24,7 +25,7 @@ from proxy.upstream import UpstreamResponse
 from supervisor.lease import Lease, Usage
 
 
-class _Asked(msgspec.Struct):
+class _Asked(EngineMembers):
     """What a completion request must tell us; the rest is between the caller and the child."""
 
     model: str | None = None
@@ -108,6 +109,7 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
         raise BadRequest(f'"{model.model_id}" does not support completions', param="model")
     if asked.n not in (None, 1) or asked.n_cmpl not in (None, 1):
         raise BadRequest("n must be 1: each request has one slot of the model", param="n")
+    asked.check()
     n_prompts = 1 if chat else n_prompts_in(asked.prompt)
     if n_prompts > MAX_PROMPTS:
         reason = f"prompt must hold at most {MAX_PROMPTS} prompts, not {n_prompts}"

@@ -7,6 +7,7 @@ from planners.model import ServedModel
 from proxy.bodies import decoded
 from proxy.chunks import ABSENT
 from proxy.door import Door
+from proxy.engine_limits import EngineMembers
 from proxy.errors import BadRequest, ChildFailed, UpstreamBroken
 from proxy.exchange import Exchange, Framing
 from proxy.forward import (
@@ -34,7 +35,7 @@ class _Extra(msgspec.Struct):
     text: str = ""
 
 
-class _Asked(msgspec.Struct):
+class _Asked(EngineMembers):
     model: str | None = None
     stream: bool | None = None
     n: int | None = None
@@ -75,6 +76,7 @@ async def _complete(door: Door, exchange: Exchange, target: bytes) -> None:
         raise BadRequest(f'"{model.model_id}" does not support completions', param="model")
     if asked.n not in (None, 1) or asked.n_cmpl not in (None, 1):
         raise BadRequest("n_cmpl must be 1: each request has one slot of the model", param="n_cmpl")
+    asked.check()
     n_prompts = 1 if target == b"/infill" else n_prompts_in(asked.prompt)
     if n_prompts > MAX_PROMPTS:
         reason = f"prompt must hold at most {MAX_PROMPTS} prompts, not {n_prompts}"

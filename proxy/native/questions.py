@@ -11,6 +11,7 @@ import msgspec
 from planners.model import ServedModel
 from proxy.bodies import decoded
 from proxy.door import Door
+from proxy.engine_limits import check_grammars
 from proxy.errors import UpstreamGone
 from proxy.exchange import Exchange
 from proxy.forward import REAPED_S, REPLY_BYTES, refusal, understood
@@ -98,8 +99,9 @@ async def lora_adapters(door: Door, exchange: Exchange) -> None:
 async def _passed(door: Door, exchange: Exchange, target: bytes) -> None:
     body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
     model = meant(door, exchange, decoded(body, _ASKED).model)
-    if target == b"/apply-template":  # which looks at media as a chat does
+    if target == b"/apply-template":  # which looks at media and schemas as a chat does
         check_media(body)
+        check_grammars(body)
     reply, _ = await _reply(door, exchange, model, b"POST", target, body)
     await exchange.reply(200, reply)
 
