@@ -21,6 +21,7 @@ from proxy.child.sse import DONE, ERROR_HEAD, IS_PROGRESS, WholeEvents, without_
 from proxy.child.timings import usage_in, usage_of, usage_sum, usages_in
 from proxy.child.upstream import UpstreamRequest, UpstreamResponse
 from proxy.door import Door
+from proxy.engine_limits import check_grammars
 from proxy.errors import (
     ChildFailed,
     StreamCut,
@@ -73,8 +74,10 @@ async def converse(
 
     `hear` may be called twice, and starts anew. `check` sees the lease first, and may refuse, or
     give another order.
-    Raises LeaseError, UpstreamError, what the two raise.
+    Raises GrammarTooLarge, LeaseError, UpstreamError, what the two raise.
     """
+    if not order.form:
+        check_grammars(order.body)
     for times in range(1, TRIES + 1):
         async with door.service.lease(
             model.model_id,

@@ -116,9 +116,11 @@ def _preflight(cors: Headers) -> Headers:
 
 
 def _pattern(origin: str) -> re.Pattern[str]:
-    """One `*` stands for anything."""
+    """One `*` stands for anything; behind a host's colon, for a port."""
     head, star, tail = origin.partition("*")
-    return re.compile(re.escape(head) + (".*" if star else "") + re.escape(tail), re.IGNORECASE)
+    is_port = head.endswith(":") and "//" in head and not tail
+    some = r"\d{1,5}" if is_port else ".*"
+    return re.compile(re.escape(head) + (some if star else "") + re.escape(tail), re.IGNORECASE)
 
 
 @lru_cache(maxsize=256)  # each request tells a Host, nearly always the same

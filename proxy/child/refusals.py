@@ -29,6 +29,9 @@ _CALLERS_FAULTS = (
     "Failed to parse ",  # messages, tools
     "Cannot use both ",
     "Unknown reasoning format",
+    '"prompt" elements must be ',  # texts to embed of another type
+    "Multimodal data provided, but model does not support",
+    "vector::_M_range_check",  # an id to detokenize that is no token's
 )
 """What llama-server (b10434) answers with 500 although it is the request that is wrong."""
 _ERROR_REPLY = msgspec.json.Decoder(_ChildErrorReply)

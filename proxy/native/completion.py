@@ -21,6 +21,7 @@ from proxy.child.sse import (
 from proxy.child.timings import usage_in, usage_sum
 from proxy.child.upstream import UpstreamResponse
 from proxy.door import Door
+from proxy.engine_limits import EngineMembers
 from proxy.errors import BadRequest, ChildFailed, StreamCut
 from proxy.exchange import Exchange, Framing
 from proxy.forward import Check, Hear, Order, ask, converse, relay_whole
@@ -36,7 +37,7 @@ class _Extra(msgspec.Struct):
     text: str = ""
 
 
-class _Asked(msgspec.Struct):
+class _Asked(EngineMembers):
     model: str | None = None
     stream: bool | None = None
     n: int | None = None
@@ -77,6 +78,7 @@ async def _complete(door: Door, exchange: Exchange, target: bytes) -> None:
     names.check_writes(model)
     if asked.n not in (None, 1) or asked.n_cmpl not in (None, 1):
         raise BadRequest("n_cmpl must be 1: each request has one slot of the model", param="n_cmpl")
+    asked.check()
     is_infill = target == INFILL
     n_prompts = 1 if is_infill else n_prompts_in(asked.prompt)
     hear, extra = _hearing(door, exchange, asked, n_prompts=n_prompts)

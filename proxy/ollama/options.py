@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from proxy.engine_limits import MAX_WINDOW
 from proxy.errors import BadOption
 
 INT32 = 2**31 - 1
@@ -81,7 +82,8 @@ def _number(name: str, value: object, kind: type[int] | type[float]) -> float:
     if name == "seed":
         return whole & 0xFFFFFFFF  # the child's seed is 32 bits; -1 becomes its "random"
     least = -1 if name == "num_predict" else -INT32
-    return max(least, min(whole, INT32))
+    most = MAX_WINDOW if name == "repeat_last_n" else INT32
+    return max(least, min(whole, most))
 
 
 def _whole(name: str, value: object) -> int:

@@ -17,6 +17,7 @@ from proxy.child.chunks import ABSENT
 from proxy.child.sse import KEEP_ALIVE, PROGRESS
 from proxy.child.upstream import UpstreamResponse
 from proxy.door import Door
+from proxy.engine_limits import EngineMembers
 from proxy.errors import BadRequest, PromptTooLong
 from proxy.exchange import Exchange
 from proxy.forward import Check, Hear, Order, converse, relay_stream, relay_whole
@@ -28,7 +29,7 @@ from proxy.pulse import Pulse
 from supervisor.lease import Lease
 
 
-class _Asked(msgspec.Struct):
+class _Asked(EngineMembers):
     """What a completion request must tell us; the rest is between the caller and the child."""
 
     model: str | None = None
@@ -144,6 +145,7 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
     model = names.named(door, exchange, asked.model)
     names.check_writes(model)
     n_choices = _n_choices(asked)
+    asked.check()
     n_prompts = 1 if chat else n_prompts_in(asked.prompt)
     if n_prompts > 1 and n_choices > 1:
         raise BadRequest("n must be 1 where there are several prompts", param="n")

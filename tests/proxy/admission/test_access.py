@@ -32,6 +32,7 @@ def test_local_origins_are_let_in_and_named_in_the_reply(origin: str) -> None:
     [
         "https://evil.example", "null", "chrome-extension://abc", "http://localhost.evil.example",
         "http://localhostx:1", "https://evil.example/http://localhost",
+        "http://localhost:80.evil.example", "http://127.0.0.1:80@evil.example",
     ],
 )  # fmt: skip
 def test_other_origins_are_refused(origin: str) -> None:
@@ -46,8 +47,12 @@ def test_a_page_of_the_same_host_is_no_cross_origin_request() -> None:
 
 @pytest.mark.parametrize(
     ("told", "origin"),
-    [("https://chat.example", "https://chat.example"), ("https://*.lan", "https://a.b.lan")],
-    ids=["as written", "with a star"],
+    [
+        ("https://chat.example", "https://chat.example"),
+        ("https://*.lan", "https://a.b.lan"),
+        ("http://chat.lan:*", "http://chat.lan:8080"),
+    ],
+    ids=["as written", "with a star", "on any port"],
 )
 def test_origins_of_the_operator_are_let_in(told: str, origin: str) -> None:
     assert isinstance(access(told).judge("GET", origin=origin, host="127.0.0.1"), Admitted)

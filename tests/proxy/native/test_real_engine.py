@@ -156,6 +156,25 @@ async def test_a_model_without_the_vocabulary_does_not_fill_in(tmp_path: Path) -
     assert "Infill is not supported by this model" in reply.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/detokenize", {"tokens": [10**9]}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/v1/embeddings", {"model": "smollm2", "input": {"a": 1}}),
+        ("/embedding", {"input": [None]}),
+    ],
+)
+async def test_what_no_model_could_read_is_the_callers_fault(
+    tmp_path: Path, path: str, told: dict[str, Any]
+) -> None:
+    async with engine(tmp_path, more=("--embeddings",)) as (_, at):
+        reply = await at.client.post(path, json=told)
+
+    assert reply.status_code == 400
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
 @pytest.mark.parametrize("prompt", ["word " * 60, ["Hi", "word " * 60], [[5] * 60]])
 async def test_a_prompt_over_its_own_num_ctx_is_refused(tmp_path: Path, prompt: Any) -> None:
     async with engine(tmp_path) as (_, at):

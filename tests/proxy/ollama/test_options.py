@@ -30,6 +30,7 @@ def test_without_options_ollamas_defaults_are_sent() -> None:
         ("top_k", 20.9, ("top_k", 20)),
         ("seed", 42, ("seed", 42)),
         ("seed", 2**32 + 1, ("seed", 1)),
+        ("repeat_last_n", 2**40, ("repeat_last_n", 2**20)),
         ("num_predict", -2, ("n_predict", -1)),
         ("num_predict", 7, ("n_predict", 7)),
         ("num_predict", None, ("n_predict", -1)),

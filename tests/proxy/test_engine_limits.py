@@ -1,0 +1,170 @@
+"""What would end a child for everybody, on every way to it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.engine_limits import MAX_GROUPS, MAX_RULES, MAX_WINDOW, GrammarTooLarge, check_grammars
+from tests.fakes.fleet_of_one import fleet_of_one
+from tests.fakes.real_engine import engine
+from tests.fakes.serving import serving
+
+ENOUGH, TOO_MANY = "(" * MAX_GROUPS, "(" * (MAX_GROUPS + 1)
+RULES = 'a ::= "b"\n' * (MAX_RULES + 1)
+HOLDS_ITSELF = json.dumps(
+    {"parsers": [{"type": "sequence", "children": [0]}], "rules": {}, "root": 0}
+)
+TRIGGER = {"type": 2, "value": "never said"}
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def schema(pattern: str) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}
+
+
+def formatted(pattern: str) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema(pattern)}}
+
+
+def function(pattern: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": schema(pattern)}}
+
+
+@pytest.mark.parametrize(
+    ("told", "param"),
+    [
+        ({"grammar": TOO_MANY}, "grammar"),
+        ({"grammar": RULES}, "grammar"),
+        ({"grammar_triggers": [{"type": 2, "value": TOO_MANY}]}, "grammar_triggers"),
+        ({"json_schema": schema(TOO_MANY)}, "json_schema"),
+        ({"response_format": formatted(TOO_MANY)}, "response_format"),
+        ({"tools": [function(TOO_MANY)]}, "tools"),
+    ],
+    ids=["groups", "rules", "trigger", "json_schema", "response_format", "tools"],
+)
+def test_more_groups_or_rules_than_a_child_bears_are_refused_by_their_field(
+    told: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(GrammarTooLarge) as refused:
+        check_grammars(json.dumps(told).encode())
+
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("plain", "escaped"),
+    [(b"(", rb"\u0028"), (b"::=", rb"\u003A:\u003d"), (b"grammar", rb"gr\u0061mmar")],
+)
+def test_no_escape_hides_them(plain: bytes, escaped: bytes) -> None:
+    told = json.dumps({"grammar": RULES if plain == b"::=" else TOO_MANY}).encode()
+
+    with pytest.raises(GrammarTooLarge):
+        check_grammars(told.replace(plain, escaped))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"grammar": ENOUGH},
+        {"prompt": TOO_MANY},
+        {"messages": [{"role": "user", "content": TOO_MANY + RULES}]},
+        {"tools": [function("(a)")] * (MAX_GROUPS + 1)},
+    ],
+    ids=["at the limit", "a prompt", "a message", "many small ones"],
+)
+def test_as_many_as_it_bears_go_on_and_prompts_are_no_grammars(told: dict[str, Any]) -> None:
+    check_grammars(json.dumps(told).encode())
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/completion", {"prompt": "a", "grammar": TOO_MANY}),
+        ("/infill", {"input_prefix": "a", "grammar": TOO_MANY}),
+        ("/v1/completions", {"prompt": "a", "grammar": TOO_MANY}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "response_format": formatted(TOO_MANY)}),
+        ("/apply-template", {"messages": MESSAGES, "response_format": formatted(TOO_MANY)}),
+        ("/api/chat", {"messages": MESSAGES, "format": schema(TOO_MANY)}),
+        ("/api/generate", {"prompt": "a", "format": schema(TOO_MANY)}),
+        (
+            "/v1/messages",
+            {
+                "messages": MESSAGES,
+                "max_tokens": 1,
+                "tools": [{"name": "f", "input_schema": schema(TOO_MANY)}],
+            },
+        ),
+        (
+            "/v1/messages/count_tokens",
+            {"messages": MESSAGES, "tools": [{"name": "f", "input_schema": schema(TOO_MANY)}]},
+        ),
+        (
+            "/v1/responses",
+            {
+                "input": "a",
+                "text": {
+                    "format": {"type": "json_schema", "name": "x", "schema": schema(TOO_MANY)}
+                },
+            },
+        ),
+    ],
+)
+async def test_they_are_refused_in_every_dialect_without_a_load(
+    tmp_path: Path, path: str, told: dict[str, Any]
+) -> None:
+    async with fleet_of_one(tmp_path) as fleet, serving(fleet) as at:
+        reply = await at.client.post(path, json={"model": "tiny", **told})
+
+    assert reply.status_code == 400
+    assert f"more than {MAX_GROUPS} opening brackets" in reply.text
+    assert fleet.launches == 0
+
+
+@pytest.mark.parametrize("field", ["repeat_last_n", "dry_penalty_last_n"])
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
+async def test_a_window_that_is_longer_than_any_context_is_refused(
+    tmp_path: Path, path: str, field: str
+) -> None:
+    told = {"model": "tiny", "prompt": "a", "messages": MESSAGES, field: MAX_WINDOW + 1}
+    async with fleet_of_one(tmp_path) as fleet, serving(fleet) as at:
+        reply = await at.client.post(path, json=told)
+
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == field
+    assert fleet.launches == 0
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [
+        ({"chat_parser": HOLDS_ITSELF}, 400),
+        ({"chat_parser": None}, 200),
+        ({"grammar": 'root ::= "a"', "grammar_lazy": True, "grammar_triggers": [TRIGGER]}, 200),
+        (
+            {
+                "grammar": 'root ::= "a"',
+                "grammar_lazy": True,
+                "grammar_triggers": [{**TRIGGER, "type": 99}],
+            },
+            400,
+        ),
+        ({"repeat_last_n": MAX_WINDOW, "repeat_penalty": 1.1}, 200),
+        ({"grammar": f'root ::= {ENOUGH} "a" {")" * MAX_GROUPS}'}, 200),
+        ({"grammar": f'root ::= {"(" * 20000} "a" {")" * 20000}'}, 400),
+    ],
+    ids=["a parser", "no parser", "a trigger", "no trigger", "a window", "deep enough", "too deep"],
+)
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
+async def test_an_engine_outlives_what_is_let_through(
+    tmp_path: Path, path: str, told: dict[str, Any], status: int
+) -> None:
+    base = {"model": "smollm2", "prompt": "Hi", "n_predict": 2, "max_tokens": 2, "seed": 1}
+    async with engine(tmp_path) as (fleet, at):
+        reply = await at.client.post(path, json={**base, **told})
+        after = await at.client.post(path, json=base)
+
+    assert (reply.status_code, after.status_code) == (status, 200)
+    assert fleet.launches == 1
