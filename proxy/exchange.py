@@ -56,6 +56,7 @@ class Attended:
         self._task, self._n_cancelling = task, task.cancelling()
         self._leaving.listen(self._cut)
         if self._pulse is not None and self._pulse.every_s > 0:
+            self._exchange.pulse = self._pulse
             self._exchange.keep_alive(self._pulse)
 
     async def __aexit__(
@@ -90,8 +91,8 @@ class Exchange:
     __slots__ = (
         "_beats", "_receive", "_send", "delivered", "dialect", "extra_headers", "finished",
         "first_byte_s", "framing", "given_model", "headers", "is_known", "key_id", "last_word",
-        "lease", "method", "model", "n_dropped", "path", "request_id", "scope", "sent_bytes",
-        "started_s", "status", "traceparent", "usage",
+        "lease", "method", "model", "n_dropped", "path", "pulse", "request_id", "scope",
+        "sent_bytes", "started_s", "status", "traceparent", "usage",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str) -> None:
@@ -122,6 +123,8 @@ class Exchange:
         self.delivered = False
         """True once a part of the reply was sent: nothing can be resent then."""
         self._beats: Beats | None = None
+        self.pulse: Pulse | None = None
+        """What keeps the caller's connection alive while nothing is said."""
         self.n_dropped: int | None = None
         """Tokens of the prompt that were left out; None where that was not asked for."""
 
@@ -183,6 +186,11 @@ class Exchange:
             await self._send({"type": _BODY, "body": pulse.data, "more_body": True})
 
         self._beats = Beats(send, every_s=pulse.every_s)
+
+    def pause(self) -> None:
+        """Begins that again, in the middle of a reply, until its next part."""
+        if self.pulse is not None and self._beats is None:
+            self.keep_alive(self.pulse)
 
     async def _speak(self) -> None:
         """Ends the pulse."""

@@ -2,24 +2,34 @@
 
     lease ─ send ─ hear → done
       └ lost, nothing delivered → another lease, once more; the caller sees nothing of it
-      └ lost in mid-stream → raised, and told as an error event by app.py; never a silent end
+      └ lost in mid-stream → another lease, and the stream goes on (proxy/continuity/), once
+          └ it cannot → raised, and told as an error event by app.py; never a silent end
 Leaving, however it happens, closes the upstream connection, which frees the slot, and gives the
 lease back.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from random import getrandbits
+from types import TracebackType
+from typing import Self, TypeVar
 
 import msgspec
 
+from planners.migration import keeps_math
 from planners.model import ServedModel
 from planners.usage import Usage
+from planners.view import InstanceState
 from proxy.bodies import Buffers, amended
 from proxy.child.refusals import event_error, refusal
 from proxy.child.sse import DONE, ERROR_HEAD, IS_PROGRESS, WholeEvents, without_progress
 from proxy.child.timings import usage_in, usage_of, usage_sum, usages_in
 from proxy.child.upstream import UpstreamRequest, UpstreamResponse
+from proxy.continuity.continuation import asked_by, seed_member
+from proxy.continuity.delivered import Kind
+from proxy.continuity.lasting import Lasting, Resumption
 from proxy.door import Door
 from proxy.engine_limits import check_grammars
 from proxy.errors import (
@@ -38,6 +48,7 @@ REAPED_S = 2.0  # the fleet knows of a child's end within milliseconds; by now i
 
 T = TypeVar("T")
 
+_LEAVING = (InstanceState.DRAINING, InstanceState.STOPPING)
 _JSON_HEADERS = ((b"Content-Type", b"application/json"),)
 
 
@@ -54,6 +65,12 @@ class Order:
     """The Content-Type of a body that is no JSON: it goes as it is, to whichever slot is free."""
 
 
+class _Counted(msgspec.Struct):
+    tokens: list[msgspec.Raw]
+
+
+_COUNTED = msgspec.json.Decoder(_Counted)
+
 Hear = Callable[[Lease, UpstreamResponse], Awaitable[object]]
 Check = Callable[[Lease], Awaitable[Order | None]]
 """Refuses, or gives what to send instead, where that depends on the lease."""
@@ -69,37 +86,166 @@ async def converse(
     hear: Hear,
     context: int | None = None,
     check: Check | None = None,
+    streams: bool = False,
 ) -> None:
     """Sends `order` under a lease and hands the reply to `hear`; again if a child is lost unheard.
 
     `hear` may be called twice, and starts anew. `check` sees the lease first, and may refuse, or
-    give another order.
+    give another order. What is delivered as it comes (`streams`) is read as one stream, though its
+    child is lost meanwhile and another writes on.
     Raises GrammarTooLarge, LeaseError, UpstreamError, what the two raise.
     """
     if not order.form:
         check_grammars(order.body)
+    wanted = partial(
+        door.service.lease,
+        model.model_id,
+        caller=exchange.caller,
+        keep_alive_s=keep_alive_s,
+        context=context,
+        priority=exchange.priority,
+    )
     for times in range(1, TRIES + 1):
-        async with door.service.lease(
-            model.model_id,
-            caller=exchange.caller,
-            keep_alive_s=keep_alive_s,
-            context=context,
-            priority=exchange.priority,
-        ) as lease:
-            exchange.lease = lease
+        async with _Turn(door, exchange, wanted, times=times) as turn:
             try:
+                lease = await turn.begin()
                 changed = None if check is None else await check(lease)
-                async with _sent(door, exchange, changed or order, lease) as response:
-                    await hear(lease, response)
-                door.service.answered(lease)
+                await hear(lease, await turn.reply(changed or order, streams=streams))
+                door.service.answered(turn.lease)
                 return
             except UpstreamGone as exc:
+                if exc.cause is not None:
+                    raise
                 # Leased meanwhile, so that nobody else is granted the slot of a dead child.
-                is_over = times == TRIES or exchange.delivered
+                is_over = turn.times == TRIES or exchange.delivered
                 limit_s = CAUSE_S if is_over else REAPED_S
-                cause = await door.service.until_gone(lease, within_s=limit_s)
+                cause = await door.service.until_gone(turn.lease, within_s=limit_s)
                 if is_over:
-                    raise exc.explained(cause, times=times) from exc
+                    raise exc.explained(cause, times=turn.times) from exc
+
+
+class _Turn:
+    """A lease and the request that is sent under it, given up together.
+
+    To a stream that lost its child it is the next one: proxy.continuity.lasting.Successor.
+    """
+
+    __slots__ = (
+        "_cause", "_door", "_exchange", "_held", "_order", "_wanted", "lease", "times",
+    )  # fmt: skip
+
+    lease: Lease
+
+    def __init__(
+        self,
+        door: Door,
+        exchange: Exchange,
+        wanted: Callable[[], AbstractAsyncContextManager[Lease]],
+        *,
+        times: int,
+    ) -> None:
+        self._door, self._exchange, self._wanted = door, exchange, wanted
+        self._held = AsyncExitStack()
+        self._order = Order(b"", b"")
+        self._cause = ""
+        self.times = times
+        """How many children this request has been sent to."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._held.__aexit__(kind, exc, trace)
+
+    async def begin(self) -> Lease:
+        """Waits for a lease. Raises LeaseError."""
+        self.lease = self._exchange.lease = await self._held.enter_async_context(self._wanted())
+        return self.lease
+
+    async def reply(self, order: Order, *, streams: bool) -> UpstreamResponse:
+        """The child's reply. Raises UpstreamError."""
+        self._order = order
+        if not streams:
+            return await self._response(order)
+        self._order = order = _seeded(order)
+        return Lasting(await self._response(order), Kind(order.target), self)
+
+    async def _response(self, order: Order) -> UpstreamResponse:
+        request = _sent(self._door, self._exchange, order, self.lease)
+        return await self._held.enter_async_context(request)
+
+    # what a stream asks for that has lost its child
+
+    @property
+    def body(self) -> bytes:
+        """The request as it was sent."""
+        return b"".join(pinned(self._order, self.lease))
+
+    @property
+    def is_due(self) -> bool:
+        """Not where the child was to go anyway, nor before the caller has anything."""
+        if self.times == TRIES or not self._exchange.delivered:
+            return False
+        stays = (seen for seen in self._door.service.running() if seen.state not in _LEAVING)
+        return any(seen.instance_id == self.lease.instance_id for seen in stays)
+
+    async def take(self) -> bool:
+        """Waits for the next lease; the caller gets signs of life, where its dialect has any."""
+        lost = self.lease
+        cause = await self._door.service.until_gone(lost, within_s=REAPED_S)
+        self._cause = cause or "its process is gone"
+        self._exchange.pause()
+        await self._held.aclose()
+        self.times += 1
+        lease = await self.begin()
+        if lost.plan is None or lease.plan is None:
+            return False
+        return keeps_math(lost.plan, lease.plan)
+
+    async def n_tokens(self, text: str) -> int:
+        """By the next child's tokenizer."""
+        body = msgspec.json.encode({"content": text, "add_special": False})
+        counted = await ask(self._door, self.lease, _COUNTED, target=b"/tokenize", body=body)
+        return len(counted.tokens)
+
+    async def send(self, extra: bytes) -> UpstreamResponse:
+        """The next child's reply to the same request. Raises UpstreamError, what it refuses."""
+        order = self._order
+        if extra:
+            order = replace(order, extra=order.extra + b"," + extra)
+        response = await self._response(order)
+        if response.status != 200:
+            raise await refusal(response, self.lease)
+        return response
+
+    def resumed(self, resumption: Resumption) -> None:
+        """Has the fleet note it."""
+        self._door.service.resumed(
+            self.lease,
+            cause=self._cause,
+            way=resumption.way,
+            pause_s=resumption.pause_s,
+            n_computed=resumption.n_computed,
+        )
+
+    def lost(self, loss: UpstreamGone, why: str) -> UpstreamGone:
+        """With the cause, and why that could not be made good."""
+        told = f"{self._cause}; {why}" if self._cause else why
+        return loss.explained(told, times=1)
+
+
+def _seeded(order: Order) -> Order:
+    """The order with a seed, without which nobody could write the same again."""
+    asked = asked_by(order.body)
+    member = seed_member(asked, chance=getrandbits(32)) if asked is not None else b""
+    if not member:
+        return order
+    return replace(order, extra=order.extra + b"," + member if order.extra else member)
 
 
 def _sent(door: Door, exchange: Exchange, order: Order, lease: Lease) -> UpstreamRequest:
@@ -116,10 +262,7 @@ def _sent(door: Door, exchange: Exchange, order: Order, lease: Lease) -> Upstrea
 
 
 def pinned(order: Order, lease: Lease) -> Buffers:
-    """The body with the lease's slot as its last member, which overrides a caller's own id_slot.
-
-    A seed of ours would be added here too.
-    """
+    """The body with the lease's slot as its last member, which overrides a caller's own id_slot."""
     extra = order.extra + b"," if order.extra else b""
     return amended(order.body, extra + b'"id_slot":%d' % lease.slot)
 

@@ -55,6 +55,14 @@ class Service(Protocol):
     def answered(self, lease: Lease) -> None:
         """A request under `lease` was answered: the model can run."""
 
+    def resumed(
+        self, lease: Lease, *, cause: str, way: str, pause_s: float, n_computed: int
+    ) -> None:
+        """A reply whose child was lost goes on under `lease`.
+
+        `cause`: what ended that child. `n_computed`: tokens that were computed once more.
+        """
+
     def report(self, lease: Lease, usage: Usage) -> None:
         """What an exchange under `lease` did, for tokens/s in status."""
 

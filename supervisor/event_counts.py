@@ -20,17 +20,21 @@ class EventCounts:
         """By model and planners.actions.Departure."""
         self.restarts: Counter[tuple[ModelId, str]] = Counter()
         """By model and planners.exits.ExitKind."""
+        self.resumptions: Counter[tuple[ModelId, str]] = Counter()
+        """By model and the way in which a reply went on after its child was lost."""
         self.load_s: dict[ModelId, Histogram] = {}
 
     def take(self, kind: str, model_id: ModelId | None, facts: Mapping[str, object]) -> None:
         """Count an event, where it is one that is counted."""
         if model_id is None:
             return
-        why, load_s = facts.get("why"), facts.get("load_s")
+        why, load_s, way = facts.get("why"), facts.get("load_s"), facts.get("way")
         if kind == "instance.loaded" and isinstance(load_s, float):
             self.load_s.setdefault(model_id, Histogram(LOAD_BOUNDS_S)).add(load_s)
         elif kind == "instance.resumed" and isinstance(why, str):
             self.restarts[model_id, why] += 1
+        elif kind == "stream.resumed" and isinstance(way, str):
+            self.resumptions[model_id, way] += 1
         elif kind in ("instance.drained", "instance.stopped") and isinstance(why, str):
             # The first of the two has the reason; a drained one is stopped without another.
             self.evictions[model_id, why] += 1

@@ -232,6 +232,22 @@ class Fleet:
         if instance := self._instances.get(lease.instance_id):
             instance.answered(lease.socket_path)
 
+    def resumed(
+        self, lease: Lease, *, cause: str, way: str, pause_s: float, n_computed: int
+    ) -> None:
+        """A reply whose child was lost goes on under `lease`."""
+        facts = {"way": way, "pause_s": round(pause_s, 3), "n_computed": n_computed}
+        log.info("stream.resumed", model_id=lease.model_id, reason=cause, **facts)
+        self._journal.record(
+            "stream.resumed",
+            model_id=lease.model_id,
+            instance_id=lease.instance_id,
+            reason=cause,
+            way=way,
+            pause_s=round(pause_s, 3),
+            n_computed=n_computed,
+        )
+
     def report(self, lease: Lease, usage: Usage) -> None:
         """What an exchange under `lease` did."""
         if instance := self._instances.get(lease.instance_id):

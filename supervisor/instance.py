@@ -365,6 +365,7 @@ class Instance:
             context=plan.context,
             embedding=plan.embedding,
             serves=self.serves_context,
+            plan=plan,
         )
 
     def _let_go(self, launch: Launch) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planners.model import ModelId
-from planners.plan import InstanceId
+from planners.plan import InstanceId, LaunchPlan
 from supervisor.errors import SupervisorError
 
 RETRY_AFTER_S = 5.0  # until a slot was held for the first time: a short answer of a small model
@@ -27,6 +27,8 @@ class Lease:
     """How long this caller waited for its slot, the load included; 0.0 when granted at once."""
     granted_at_s: float
     """Monotonic."""
+    plan: LaunchPlan | None = None
+    """The child's: whether another one writes the same."""
 
 
 class LeaseError(SupervisorError):

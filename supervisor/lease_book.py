@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 
 from planners.line import Line, Priority, retry_after_s
 from planners.model import ModelId
-from planners.plan import InstanceId
+from planners.plan import InstanceId, LaunchPlan
 from planners.view import Demand, InLine, LineSeen
 from supervisor.lease import RETRY_AFTER_S, Lease, LeaseError, LineFull, Stopping
 
@@ -32,6 +32,7 @@ class Opening:
     embedding: bool
     serves: int = 0
     """The context that callers may ask for though `context` is less: more was not to be had."""
+    plan: LaunchPlan | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -104,6 +105,7 @@ class _Desk:
             embedding=opening.embedding,
             load_s=waited_s,
             granted_at_s=now_s,
+            plan=opening.plan,
         )
         self.idle_since_s = None
         self.idle.clear()

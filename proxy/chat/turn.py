@@ -115,6 +115,7 @@ class ChatTurn:
             await converse(
                 self.door, self.exchange, order, model=self.model, hear=hear, check=self._check(),
                 keep_alive_s=wished_duration(self.keep_alive), context=self.num_ctx,
+                streams=streams,
             )  # fmt: skip
 
     async def count(self) -> int:

@@ -9,7 +9,7 @@ PROGRESS = b'"return_progress":true'
 """Asked of every child: one that writes while it reads a prompt notices that the caller left."""
 IS_PROGRESS = b'"prompt_progress":'
 """Unmistakable: within a text its quotation marks are escaped."""
-KEEP_ALIVE = b": the reply is not begun yet\n\n"
+KEEP_ALIVE = b": the reply is still to come\n\n"
 """A comment, which readers of events pass over."""
 
 

@@ -185,6 +185,8 @@ class Told:
     is_done: bool = False
     predicted_n: int | None = None
     """Tokens written, where the caller asked for timings with each."""
+    prompt: Progress | None = None
+    """How the prompt was read."""
 
     @property
     def content(self) -> str:
@@ -219,6 +221,10 @@ def told_by(delivered: Delivered, kind: Kind) -> Told:
 
 
 def _add(told: Told, chunk: Chunk) -> None:
+    if chunk.prompt_progress is not None:
+        told.prompt = chunk.prompt_progress
+        if not pieces(chunk, told.kind):  # which most callers never see
+            return
     if not told.first.id and not told.first.model:
         told.first = chunk
     for channel, text in pieces(chunk, told.kind):

@@ -71,7 +71,8 @@ class Splice:
         if isinstance(self._way, Replay):
             self._drop_delivered(chunk, payload)
         self._make_whole(chunk, payload)
-        return msgspec.json.encode(payload) if _says(payload, chunk, self._kind) else None
+        is_new = _says(payload, chunk, self._kind) and not self._has_end(chunk)
+        return msgspec.json.encode(payload) if is_new else None
 
     def _note(self, progress: Progress) -> None:
         self.cached_tokens, self.prompt_tokens = progress.cache, progress.total
@@ -95,6 +96,11 @@ class Splice:
         """Raises Diverged where one choice, or any, had more before than it will have."""
         if any(due for (at, _), due in self._due.items() if index in (None, at)):
             raise Diverged("less would be written now than was delivered")
+
+    def _has_end(self, chunk: Chunk) -> bool:
+        """Whether a payload is the end of choices whose end the caller has: of several prompts."""
+        ended = _ended(chunk, self._kind)
+        return bool(ended) and all(index in self._told.finishes for index in ended)
 
     # one reply's frame
 

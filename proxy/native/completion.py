@@ -93,6 +93,7 @@ async def _complete(door: Door, exchange: Exchange, target: bytes) -> None:
         await converse(
             door, exchange, Order(target, body, extra), model=model, keep_alive_s=keep_alive_s,
             hear=hear, context=asked.num_ctx, check=check,
+            streams=bool(asked.stream),
         )  # fmt: skip
 
 

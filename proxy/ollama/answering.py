@@ -74,7 +74,8 @@ class Answering:
         self.door.service.report(lease, usage)
         context: tuple[int, ...] = ()
         if self.context_of is not None:
-            context = await self.context_of(lease, heard.text())
+            # Of the child that wrote the end.
+            context = await self.context_of(self.exchange.lease or lease, heard.text())
         ending = Ending(
             reason=reading.finish or "stop",
             timings=reading.timings,

@@ -162,7 +162,9 @@ class _Turn:
         elif n_ctx is not None:
             bound = Bound(self.door, self.model, self.common.model, Prompt.of(told), n_ctx)
             check = bound.check
-        return await self._converse(target, told, answering.hear, context=n_ctx, check=check)
+        return await self._converse(
+            target, told, answering.hear, context=n_ctx, check=check, streams=self.common.stream
+        )
 
     async def _check_infill(self, told: dict[str, object], n_ctx: int | None, lease: Lease) -> None:
         """Raises InfillTooLong, unless its prompt may be cut; NumCtxExceeded."""
@@ -215,12 +217,13 @@ class _Turn:
         *,
         context: int | None = None,
         check: Check | None = None,
+        streams: bool = False,
     ) -> None:
         order = Order(target, msgspec.json.encode(told))
         await converse(
             self.door, self.exchange, order,
             model=self.model, keep_alive_s=self.common.keep_alive_s, hear=hear,
-            context=context, check=check,
+            context=context, check=check, streams=streams,
         )  # fmt: skip
 
 

@@ -169,6 +169,7 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
             door, exchange, order, model=model, hear=hear,
             keep_alive_s=wished_duration(asked.keep_alive), context=asked.num_ctx,
             check=_check(door, asked, model, Prompt(chat=body) if chat else None, n_prompts),
+            streams=bool(asked.stream) and n_choices == 1,
         )  # fmt: skip
 
 

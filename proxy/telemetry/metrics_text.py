@@ -100,6 +100,7 @@ def _events(metrics: Metrics) -> Iterator[Metric]:
     for name, help_text, counts in (
         ("evictions", "Instances that were told to end.", metrics.events.evictions),
         ("restarts", "Processes launched again after an end unasked.", metrics.events.restarts),
+        ("resumptions", "Replies that outlived their process.", metrics.events.resumptions),
     ):
         family = CounterMetricFamily(f"inferenceosd_{name}", help_text, labels=("model", "reason"))
         for (model, reason), count in counts.items():

@@ -141,6 +141,9 @@ class FleetOfOne:
         self._folder, self._argv, self._faults = folder, tuple(argv), dict(faults or {})
         self._n_ctx, self._n_parallel = n_ctx, n_parallel
         self._launch: asyncio.Task[Child] | None = None
+        self.plan = launch_plan(model, n_ctx=n_ctx, n_parallel=n_parallel)
+        self.resumptions: list[tuple[str, int]] = []
+        """Ways in which replies went on after a child's loss, and tokens computed again."""
         self._free = asyncio.PriorityQueue[int]()
         for slot in range(n_parallel):
             self._free.put_nowait(slot)
@@ -169,7 +172,7 @@ class FleetOfOne:
                 instance_id=InstanceId("tiny-1"),
                 model_id=self.model.model_id,
                 state=InstanceState.READY,
-                plan=launch_plan(self.model, n_ctx=self._n_ctx, n_parallel=self._n_parallel),
+                plan=self.plan,
                 pid=self.child.process.pid,
                 launch_key="1",
                 running=self.leases,
@@ -222,6 +225,7 @@ class FleetOfOne:
                 embedding=self.model.info.is_embedding,
                 load_s=0.0,
                 granted_at_s=time.monotonic(),
+                plan=self.plan,
             )
         finally:
             self.leases -= 1
@@ -238,6 +242,11 @@ class FleetOfOne:
 
     def answered(self, lease: Lease) -> None:
         self.answers += 1
+
+    def resumed(
+        self, lease: Lease, *, cause: str, way: str, pause_s: float, n_computed: int
+    ) -> None:
+        self.resumptions.append((way, n_computed))
 
     def report(self, lease: Lease, usage: Usage) -> None:
         self.usages.append(usage)

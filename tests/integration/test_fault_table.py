@@ -19,6 +19,7 @@ from tests.integration.fault_scene import (
     MODEL,
     OTHER,
     SAID,
+    WITHIN_S,
     Caller,
     Ended,
     Scene,
@@ -160,12 +161,40 @@ def test_a_child_out_of_memory_before_its_first_word_is_replaced_unseen(scene: S
     scene.leaves_nothing()
 
 
-def test_a_child_out_of_memory_in_mid_answer_tells_its_caller(scene: Scene) -> None:
+def test_a_child_out_of_memory_in_mid_answer_costs_its_caller_nothing(scene: Scene) -> None:
     scene.order(die_at_byte=1200, last_words="host_oom", launches=1)
 
-    assert told(scene.says())
     assert whole(scene.says())
+    assert len(scene.events("stream.resumed")) == 1
     scene.leaves_nothing()
+
+
+def test_a_child_killed_in_mid_answer_costs_its_caller_nothing(scene: Scene) -> None:
+    scene.order(token_s=0.25)
+    caller = scene.call()
+    assert caller.began.wait(WITHIN_S)
+
+    kill(scene.child())
+
+    assert whole(caller.ended())
+    (reason,) = scene.events("stream.resumed")
+    assert reason
+    scene.leaves_nothing()
+
+
+@pytest.mark.timeout(120)
+def test_a_child_stopped_in_mid_answer_costs_its_caller_nothing(folder: Path) -> None:
+    with playing(folder, fleet='hang_timeout = "10s"') as scene:
+        scene.order(token_s=0.5)
+        caller = scene.call()
+        assert caller.began.wait(WITHIN_S)
+        first = scene.child()
+
+        first.suspend()
+
+        assert whole(caller.ended(60.0))
+        until_gone(first, within_s=1.0)
+        scene.leaves_nothing()
 
 
 def test_a_child_out_of_memory_while_draining_tells_its_caller(scene: Scene) -> None:

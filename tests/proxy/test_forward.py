@@ -157,7 +157,7 @@ async def test_a_stream_that_is_lost_ends_with_an_openai_error(tmp_path: Path, f
 
     *_, last = [line for line in reply.text.split("\n\n") if line]
     assert reply.status_code == 200
-    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "model_lost"
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "request_ends_model"
     assert "[DONE]" not in reply.text
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 
 from planners.view import InstanceState
+from supervisor.event_counts import EventCounts
 from tests.fakes.fleet_world import TINY, MakeWorld
 
 
@@ -30,3 +31,12 @@ async def test_an_unused_model_leaves_for_that_reason(fleet_world: MakeWorld) ->
         await world.until_state(None)
 
         assert dict(world.journal.counts.evictions) == {(TINY, "unused"): 1}
+
+
+def test_replies_that_outlived_their_process_are_counted_by_their_way() -> None:
+    counts = EventCounts()
+
+    for way in ("replay", "continue", "replay"):
+        counts.take("stream.resumed", TINY, {"way": way, "pause_s": 0.5})
+
+    assert dict(counts.resumptions) == {(TINY, "replay"): 2, (TINY, "continue"): 1}

@@ -196,6 +196,18 @@ def test_choices_are_replayed_each_by_itself() -> None:
     assert pieces == [(0, "c"), (0, ""), (1, "y"), (1, "")]
 
 
+def test_the_end_of_a_choice_that_was_told_is_not_told_again() -> None:
+    ended = {"index": 0, "content": "", "stop": True}
+    before = told(
+        raw("Hello"), json.dumps(ended).encode(), raw("Go", index=1), kind=Kind.COMPLETION
+    )
+    again = [raw("Hello"), json.dumps(ended).encode(), raw("Good", index=1)]
+
+    found = spliced(Splice(Replay(), before), *again, raw("", index=1, stop=True))
+
+    assert [(event["index"], event["content"]) for event in found] == [(1, "od"), (1, "")]
+
+
 def test_an_error_of_the_second_child_is_passed_on() -> None:
     error = b'{"error":{"code":500,"message":"no"}}'
 

@@ -126,6 +126,7 @@ async def test_every_metric_is_on_the_page_with_its_type_and_labels_and_no_other
     metrics.events.take("instance.loaded", TINY, {"load_s": 1.5})
     metrics.events.take("instance.resumed", TINY, {"why": "crash"})
     metrics.events.take("instance.drained", TINY, {"why": "room"})
+    metrics.events.take("stream.resumed", TINY, {"way": "replay"})
 
     families = list(text_string_to_metric_families(metrics.text().decode()))
 

@@ -1,0 +1,189 @@
+"""A stream that outlives its child: who reads it reads one, whoever wrote which part of it.
+
+    first child ─ lost ─ another one's lease ─ way_on ─ sent ─ spliced → the rest
+                   │                             └ came out otherwise, unseen → way_on, once more
+                   └ nobody is to follow, or no way ─ the loss, raised
+What was read here counts as delivered. It knows neither dialects nor models.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from time import monotonic
+from typing import Protocol
+
+import msgspec
+
+from proxy.child.sse import EventReader, WholeEvents
+from proxy.child.upstream import UpstreamResponse
+from proxy.continuity.continuation import (
+    Asked,
+    Continue,
+    Finish,
+    Impossible,
+    Replay,
+    Resend,
+    asked_by,
+    way_on,
+    written,
+)
+from proxy.continuity.delivered import Delivered, Kind, Told, Unreadable, told_by
+from proxy.continuity.splice import Diverged, Splice, ending
+from proxy.errors import UpstreamGone
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """How a reply went on after its child was lost."""
+
+    way: str
+    """`resend`, `replay`, `continue` or `finish`."""
+    pause_s: float
+    """From the loss to the first part that the caller did not have yet."""
+    n_computed: int
+    """Tokens that had been computed before, and were again."""
+
+
+class Successor(Protocol):
+    """The child that comes after the one that was lost, as far as a stream needs it."""
+
+    @property
+    def body(self) -> bytes:
+        """The request as the lost child got it."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether another child may be asked at all."""
+
+    async def take(self) -> bool:
+        """Waits for it. Whether it computes as the lost one did. Raises LeaseError."""
+
+    async def n_tokens(self, text: str) -> int:
+        """How many tokens it makes of a text. Raises UpstreamError, what it refuses."""
+
+    async def send(self, extra: bytes) -> UpstreamResponse:
+        """Its reply to the same request with these members too. Raises the same."""
+
+    def resumed(self, resumption: Resumption) -> None:
+        """The reply went on."""
+
+    def lost(self, loss: UpstreamGone, why: str) -> UpstreamGone:
+        """The loss, with what ended the child and why the reply cannot go on."""
+
+
+class _NoWay(Exception):
+    """A reply cannot go on, and why."""
+
+
+class _Options(msgspec.Struct):
+    include_usage: bool = False
+
+
+_OPTIONS = msgspec.json.Decoder(_Options | None)
+
+
+class Lasting(UpstreamResponse):
+    """A child's stream, and after the child's loss what `successor` writes of it."""
+
+    __slots__ = ("_delivered", "_kind", "_lost_s", "_successor")
+
+    def __init__(self, first: UpstreamResponse, kind: Kind, successor: Successor) -> None:
+        super().__init__(first._connection)
+        self._kind, self._successor = kind, successor
+        self._delivered = Delivered()
+        self._lost_s = 0.0
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Whole events as they come. Raises UpstreamError, LeaseError, what a child refuses."""
+        whole = WholeEvents(self.socket_path)
+        try:
+            while data := await self._connection.chunk():
+                if events := whole.take(data):
+                    self._delivered.add(events)
+                    yield events
+            return
+        except UpstreamGone as exc:
+            loss = exc
+        if not (self._delivered.is_whole and self._successor.is_due):
+            raise loss
+        self._lost_s = monotonic()
+        try:
+            async for events in self._rest():
+                yield events
+        except (_NoWay, Diverged, Unreadable) as exc:
+            raise self._successor.lost(loss, str(exc)) from exc
+
+    async def _rest(self) -> AsyncIterator[bytes]:
+        told = told_by(self._delivered, self._kind)
+        if told.is_done and not told.kind.is_raw:  # a raw one ends with each of its prompts
+            return
+        asked = asked_by(self._successor.body)
+        if asked is None:
+            raise _NoWay("its request is of another shape")
+        is_alike = await self._successor.take()
+        n_sent = await self._sent_tokens(asked, told)
+        for keeps_math in (True, False) if is_alike else (False,):
+            has_more = False
+            try:
+                async for events in self._by_a_way(asked, told, n_sent, keeps_math=keeps_math):
+                    has_more = True
+                    yield events
+                return
+            except Diverged:
+                # As a prompt that was found cached rounds otherwise. The caller saw none of it.
+                if has_more or not keeps_math:
+                    raise
+
+    async def _sent_tokens(self, asked: Asked, told: Told) -> int:
+        if told.predicted_n is not None:
+            return told.predicted_n
+        text = written(asked, told)
+        return await self._successor.n_tokens(text) if text else 0
+
+    async def _by_a_way(
+        self, asked: Asked, told: Told, n_sent: int, *, keeps_math: bool
+    ) -> AsyncIterator[bytes]:
+        way = way_on(asked, told, keeps_math=keeps_math, is_restored=False, sent_tokens=n_sent)
+        match way:
+            case Impossible():
+                raise _NoWay(way.reason)
+            case Finish():
+                self._tell("finish", 0)
+                wants_usage = _wants_usage(asked)
+                yield _framed(ending(way, told, prompt=told.prompt, wants_usage=wants_usage))
+            case Resend() | Replay() | Continue():
+                async for events in self._spliced(way, told, n_sent):
+                    yield events
+
+    async def _spliced(
+        self, way: Resend | Replay | Continue, told: Told, n_sent: int
+    ) -> AsyncIterator[bytes]:
+        splice = Splice(way, told, prompt=told.prompt)
+        response = await self._successor.send(way.extra if isinstance(way, Continue) else b"")
+        reader = EventReader(response.socket_path)
+        has_told = False
+        async for data in response.chunks():
+            taken = [t for event in reader.feed(data) if (t := splice.take(event)) is not None]
+            if not taken:
+                continue
+            if not has_told:
+                has_told = True
+                n_read = (splice.prompt_tokens or 0) - (splice.cached_tokens or 0)
+                n_again = n_sent if isinstance(way, Replay) else 0
+                self._tell(type(way).__name__.lower(), n_read + n_again)
+            yield _framed(taken)
+
+    def _tell(self, way: str, n_computed: int) -> None:
+        pause_s = monotonic() - self._lost_s
+        self._successor.resumed(Resumption(way, pause_s, n_computed))
+
+
+def _framed(events: list[bytes]) -> bytes:
+    return b"".join([b"data: %b\n\n" % event for event in events])
+
+
+def _wants_usage(asked: Asked) -> bool:
+    try:
+        options = _OPTIONS.decode(asked.stream_options)
+    except msgspec.DecodeError:
+        return False
+    return options is not None and options.include_usage

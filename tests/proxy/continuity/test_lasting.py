@@ -1,0 +1,339 @@
+"""Streams whose child is killed on the way, against those of a child that lives."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from planners.model import ModelId
+from proxy.continuity.delivered import Delivered, Kind, read_chunk, told_by
+from supervisor.lease import ModelUnavailable
+from tests.fakes.chat_templates import HERMES, QWEN, WEATHER, WEATHER_CHAT
+from tests.fakes.fleet_of_one import FAKE, FleetOfOne, fleet_of_one
+from tests.fakes.real_engine import engine
+from tests.fakes.serving import SETTINGS, Served, serving
+
+SAID = "List the colours of the rainbow and say something about each of them."
+ASKED = [{"role": "user", "content": SAID}]
+BEGINNING = "The lighthouse stood on a hill, and"
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 30}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+CHAT: dict[str, Any] = {
+    "messages": ASKED,
+    "max_tokens": 40,
+    "temperature": 0,
+    "stream_options": {"include_usage": True},
+}
+TEXT: dict[str, Any] = {"prompt": BEGINNING, "max_tokens": 40, "temperature": 0}
+RAW: dict[str, Any] = {"prompt": BEGINNING, "n_predict": 40, "temperature": 0}
+OLLAMA: dict[str, Any] = {"options": {"num_predict": 40, "temperature": 0}}
+TOOLS: dict[str, Any] = {
+    **CHAT,
+    "messages": WEATHER_CHAT,
+    "tools": [{"type": "function", "function": WEATHER}],
+    "max_tokens": 60,
+}
+JSON: dict[str, Any] = {
+    **CHAT,
+    "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+}
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", CHAT),
+    "chat, sampled by a seed": ("/v1/chat/completions", {**CHAT, "temperature": 0.8, "seed": 7}),
+    "chat, JSON by a schema": ("/v1/chat/completions", JSON),
+    "chat, log probabilities": ("/v1/chat/completions", {**CHAT, "logprobs": True}),
+    "chat, a stop string": ("/v1/chat/completions", {**CHAT, "stop": ["green", "Green"]}),
+    "text": ("/v1/completions", TEXT),
+    "several texts": ("/v1/completions", {**TEXT, "prompt": [BEGINNING, SAID]}),
+    "completion": ("/completion", RAW),
+    "several completions": ("/completion", {**RAW, "prompt": [BEGINNING, SAID]}),
+    "completion, a grammar": ("/completion", {**RAW, "grammar": 'root ::= [a-z ]{30,60} "."'}),
+    "Ollama's chat": ("/api/chat", {"messages": ASKED, **OLLAMA}),
+    "Ollama's generate": ("/api/generate", {"prompt": SAID, **OLLAMA}),
+    "Ollama's generate, raw": ("/api/generate", {"prompt": BEGINNING, "raw": True, **OLLAMA}),
+    "Anthropic's messages": (
+        "/v1/messages",
+        {"messages": ASKED, "max_tokens": 40, "temperature": 0},
+    ),
+    "OpenAI's responses": (
+        "/v1/responses",
+        {"input": SAID, "max_output_tokens": 40, "temperature": 0},
+    ),
+}
+OF_A_TEMPLATE: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "a tool call": (HERMES, "/v1/chat/completions", TOOLS),
+    "a thought": (QWEN, "/v1/chat/completions", CHAT),
+}
+KINDS = {kind.value.decode(): kind for kind in Kind}
+
+
+async def streamed(served: Served, route: str, body: dict[str, Any]) -> AsyncIterator[str]:
+    """The reply, line by line."""
+    asked = {"model": "smollm2", **body, "stream": True}
+    async with served.client.stream("POST", route, json=asked) as reply:
+        assert reply.status_code == 200, await reply.aread()
+        async for line in reply.aiter_lines():
+            yield line
+
+
+async def whole(served: Served, route: str, body: dict[str, Any]) -> str:
+    return "\n".join([line async for line in streamed(served, route, body)])
+
+
+async def broken(
+    fleet: FleetOfOne,
+    served: Served,
+    route: str,
+    body: dict[str, Any],
+    *,
+    at: int,
+    lost: Callable[[], None] = lambda: None,
+) -> str:
+    """The reply to a request whose child is killed once `at` pieces of it were read."""
+    lines: list[str] = []
+    async for line in streamed(served, route, body):
+        lines.append(line)
+        if line.startswith(("data: ", "{")):
+            at -= 1
+            if at == 0:
+                fleet.kill()
+                lost()
+    return "\n".join(lines)
+
+
+def heard(route: str, reply: str) -> dict[str, Any]:
+    """What a caller has of a stream, without ids, times and cuts, which chance decides."""
+    if route in KINDS:
+        return _as_told(reply, KINDS[route])
+    if route.startswith("/api/"):
+        return _as_lines(reply)
+    events = [json.loads(line[6:]) for line in reply.splitlines() if line.startswith("data: {")]
+    kinds = [event["type"] for event in events]
+    last = events[-1]["response"] if route == "/v1/responses" else events[-2]
+    deltas = [event["delta"] for event in events if event["type"].endswith("delta")]
+    texts = [delta if isinstance(delta, str) else delta.get("text", "") for delta in deltas]
+    return {
+        "text": "".join(texts),
+        "kinds": [kind for kind in kinds if not kind.endswith("delta")],
+        "usage": last["usage"],
+        "why": last.get("status") or last["delta"]["stop_reason"],
+    }
+
+
+def _as_told(reply: str, kind: Kind) -> dict[str, Any]:
+    delivered = Delivered()
+    delivered.add(reply.encode() + b"\n\n")
+    told = told_by(delivered, kind)
+    chunks = [read_chunk(event) for event in delivered.events() if event != b"[DONE]"]
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert reply.count('"stop":true') == len(told.finishes) or not kind.is_raw
+    assert sum(c.delta.role is not None for chunk in chunks for c in chunk.choices) <= 1
+    assert reply.count('"finish_reason":"') == len(told.finishes) or kind.is_raw
+    return {"texts": told.texts, "why": told.finishes, "usage": told.usage, "done": told.is_done}
+
+
+def _as_lines(reply: str) -> dict[str, Any]:
+    lines = [json.loads(line) for line in reply.splitlines()]
+    said = [line.get("message", line) for line in lines]
+    last = lines[-1]
+    return {
+        "text": "".join(told.get("content", told.get("response", "")) for told in said),
+        "thought": "".join(told.get("thinking", "") for told in said),
+        "why": (last["done"], last["done_reason"]),
+        "usage": (last["prompt_eval_count"], last["eval_count"]),
+        "n_ends": sum(line["done"] for line in lines),
+        "n_context": len(last.get("context", ())),
+    }
+
+
+def anew(fleet: FleetOfOne) -> None:
+    """A new child, that has nothing cached: on a cached prompt a greedy text may differ."""
+    fleet.unload(fleet.model.model_id)
+
+
+async def assert_unbroken(
+    fleet: FleetOfOne, served: Served, route: str, body: dict[str, Any], *, chance: Random
+) -> None:
+    """Killed at a random point, the reply is the one that a child alone writes."""
+    alone = heard(route, await whole(served, route, body))
+    anew(fleet)
+    found = await broken(fleet, served, route, body, at=chance.randint(2, 6))
+
+    assert heard(route, found) == alone
+    assert [way for way, _ in fleet.resumptions] in (["replay"], ["resend"])
+
+
+@pytest.mark.llama
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_stream_whose_child_is_killed_is_the_one_that_a_child_alone_writes(
+    tmp_path: Path, form: str
+) -> None:
+    route, body = FORMS[form]
+    async with engine(tmp_path) as (fleet, served):
+        await assert_unbroken(fleet, served, route, body, chance=Random(form))
+
+
+@pytest.mark.llama
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("form", OF_A_TEMPLATE)
+async def test_what_a_template_makes_of_a_stream_is_whole_after_a_kill(
+    tmp_path: Path, form: str
+) -> None:
+    template, route, body = OF_A_TEMPLATE[form]
+    async with engine(tmp_path, template=template) as (fleet, served):
+        await assert_unbroken(fleet, served, route, body, chance=Random(form))
+
+
+@pytest.mark.llama
+@pytest.mark.timeout(120)
+async def test_a_stream_without_a_seed_is_whole_after_a_kill_for_one_is_given_to_it(
+    tmp_path: Path,
+) -> None:
+    body = {**CHAT, "temperature": 1.0}
+    async with engine(tmp_path) as (fleet, served):
+        found = await broken(fleet, served, "/v1/chat/completions", body, at=9)
+
+    told = heard("/v1/chat/completions", found)
+    assert told["why"]
+    assert told["usage"].completion_tokens <= 40
+    assert [way for way, _ in fleet.resumptions] == ["replay"]
+
+
+@pytest.mark.llama
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "form", ["chat", "text", "completion", "Ollama's chat", "chat, JSON by a schema"]
+)
+async def test_on_other_math_a_stream_goes_on_from_its_text(tmp_path: Path, form: str) -> None:
+    route, body = FORMS[form]
+    async with engine(tmp_path) as (fleet, served):
+        alone = heard(route, await whole(served, route, body))
+        anew(fleet)
+        found = await broken(fleet, served, route, body, at=9, lost=lambda: other_math(fleet))
+
+    told = heard(route, found)
+    assert [way for way, _ in fleet.resumptions] == ["continue"]
+    assert told["why"] == alone["why"]
+    assert told.keys() == alone.keys()
+    if form != "chat, JSON by a schema":
+        assert told["usage"] == alone["usage"]
+
+
+@pytest.mark.llama
+@pytest.mark.timeout(120)
+async def test_on_other_math_the_caller_of_a_tool_is_told_why_it_cannot_go_on(
+    tmp_path: Path,
+) -> None:
+    route = "/v1/chat/completions"
+    async with engine(tmp_path, template=HERMES) as (fleet, served):
+        at = 6
+        found = await broken(fleet, served, route, TOOLS, at=at, lost=lambda: other_math(fleet))
+
+    *_, last = [line for line in found.splitlines() if line]
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert "a tool call was begun" in error["message"]
+    assert "unexpectedly stopped" in error["message"]
+    assert "[DONE]" not in found
+    assert fleet.resumptions == []
+
+
+def other_math(fleet: FleetOfOne) -> None:
+    """What comes next computes on another backend, by its plan."""
+    fleet.plan = replace(fleet.plan, backend="vulkan")
+
+
+@asynccontextmanager
+async def fake(
+    folder: Path, *, keep_alive_s: float = 15.0, **faults: object
+) -> AsyncIterator[tuple[FleetOfOne, Served]]:
+    """The proxy before a fake child that has these faults in its first launch."""
+    told = folder / "faults"
+    told.write_text(json.dumps({"launches": 1, **faults}))
+    settings = replace(SETTINGS, keep_alive_comments_s=keep_alive_s)
+    argv = (*FAKE, "--fake-faults", str(told))
+    async with (
+        fleet_of_one(folder, argv=argv) as fleet,
+        serving(fleet, settings=settings) as served,
+    ):
+        yield fleet, served
+
+
+WORDS = "one two three four"
+ASKED_OF_FAKE: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": WORDS}],
+        "stream_options": {"include_usage": True},
+    },
+    "/completion": {"prompt": WORDS},
+    "/api/chat": {"messages": [{"role": "user", "content": WORDS}]},
+}
+
+
+@pytest.mark.parametrize("route", ASKED_OF_FAKE)
+async def test_wherever_a_stream_breaks_its_caller_gets_each_word_once(
+    tmp_path: Path, route: str
+) -> None:
+    body = {"model": "tiny", **ASKED_OF_FAKE[route], "stream": True}
+    async with fake(tmp_path) as (fleet, served):
+        alone = (await served.client.post(route, json=body)).text
+    n_launches = []
+    for at in range(350, 2100, 250):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        async with fake(folder, die_at_byte=at) as (fleet, served):
+            found = (await served.client.post(route, json=body)).text
+
+        assert heard(route, found) == heard(route, alone), at
+        n_launches.append(fleet.launches)
+    assert n_launches.count(2) > 3
+
+
+async def test_a_caller_who_waits_for_the_rest_gets_comments(tmp_path: Path) -> None:
+    route = "/v1/chat/completions"
+    body = {"model": "tiny", **ASKED_OF_FAKE[route], "stream": True}
+    async with fake(tmp_path, keep_alive_s=0.02, die_at_byte=1500) as (_, served):
+        found = (await served.client.post(route, json=body)).text
+
+    words = found.index('"content":"one')
+    assert "\n: " in found[words:]
+    assert heard(route, found)["done"]
+
+
+async def test_a_stream_that_loses_a_second_child_is_told_so(tmp_path: Path) -> None:
+    body = {"model": "tiny", **ASKED_OF_FAKE["/v1/chat/completions"], "stream": True}
+    async with fake(tmp_path, die_at_byte=1500, launches=2) as (fleet, served):
+        reply = await served.client.post("/v1/chat/completions", json=body)
+
+    assert "2 times on this request: its process ended with -9" in reply.text
+    assert fleet.launches == 2
+    assert fleet.leases == 0
+
+
+async def test_a_stream_ends_with_the_reason_where_there_is_no_other_child(tmp_path: Path) -> None:
+    body = {"model": "tiny", **ASKED_OF_FAKE["/v1/chat/completions"], "stream": True}
+    refusal = ModelUnavailable(
+        model_id=ModelId("tiny"), reason="it died too often", retry_after_s=None
+    )
+    async with (
+        fake(tmp_path, token_s=0.2) as (fleet, served),
+        served.client.stream("POST", "/v1/chat/completions", json=body) as reply,
+    ):
+        lines = aiter(reply.aiter_lines())
+        while '"content":"one' not in await anext(lines):
+            pass
+        fleet.refusals = iter((refusal,))
+        fleet.kill()
+        rest = "\n".join([line async for line in lines])
+
+    assert "it died too often" in rest
+    assert "[DONE]" not in rest
+    assert fleet.leases == 0
