@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
+from proxy.errors import BadRequest
+
 Headers = tuple[tuple[bytes, bytes], ...]
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "0.0.0.0")  # names to compare with, not to bind
@@ -48,6 +50,29 @@ class Answered:
     headers: Headers = ()
 
 
+class OriginRefused(BadRequest):
+    """A web page of elsewhere calls."""
+
+    status = 403
+    code = "origin_refused"
+
+    def __init__(self) -> None:
+        super().__init__("web pages of this Origin may not call here; server.origins lets them in")
+
+
+class HostRefused(BadRequest):
+    """The caller was led here by a name that is none of this machine's."""
+
+    status = 403
+    code = "host_refused"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the Host header holds no name of this machine; use localhost, its host name or"
+            " its address"
+        )
+
+
 class Access:
     """The rules of one port."""
 
@@ -69,11 +94,14 @@ class Access:
         self._addresses = frozenset(own_addresses)
 
     def judge(self, method: str, *, origin: str, host: str) -> Admitted | Answered:
-        """Whether a request with these headers goes on; Origin first, then Host."""
+        """Whether a request with these headers goes on, or is a preflight that is answered.
+
+        Raises OriginRefused, then HostRefused.
+        """
         headers: Headers = ()
         if origin and origin not in (f"http://{host}", f"https://{host}"):
             if not self._allows_origin(origin):
-                return Answered(403)
+                raise OriginRefused
             headers = self._cors(origin)
             if method == "OPTIONS":
                 return Answered(204, _preflight(headers))
@@ -83,7 +111,7 @@ class Access:
         if self._is_own_address(name):
             return Admitted(headers)
         if not self._is_own_name(name):
-            return Answered(403)
+            raise HostRefused
         return Answered(204) if method == "OPTIONS" and not headers else Admitted(headers)
 
     def _allows_origin(self, origin: str) -> bool:

@@ -59,11 +59,13 @@ async def test_health_counts_what_is_there(tmp_path: Path) -> None:
     }
 
 
-async def test_a_foreign_page_is_refused_without_a_word(tmp_path: Path) -> None:
+async def test_a_foreign_page_is_refused_and_may_not_read_why(tmp_path: Path) -> None:
     async with serving(fleet(tmp_path)) as at:
         reply = await at.client.get("/api/tags", headers={"Origin": "https://evil.example"})
 
-    assert (reply.status_code, reply.content) == (403, b"")
+    assert reply.status_code == 403
+    assert "server.origins" in reply.json()["error"]
+    assert "access-control-allow-origin" not in reply.headers
 
 
 async def test_a_local_page_may_read_the_reply_and_errors_too(tmp_path: Path) -> None:
@@ -86,11 +88,12 @@ async def test_a_preflight_is_answered_without_a_body_or_a_length(tmp_path: Path
     assert "transfer-encoding" not in reply.headers
 
 
-async def test_a_rebound_host_name_is_refused(tmp_path: Path) -> None:
+async def test_a_rebound_host_name_is_refused_and_the_right_names_are_told(tmp_path: Path) -> None:
     async with serving(fleet(tmp_path)) as at:
-        reply = await at.client.get("/api/tags", headers={"Host": "evil.example"})
+        reply = await at.client.get("/v1/models", headers={"Host": "evil.example"})
 
-    assert (reply.status_code, reply.content) == (403, b"")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (403, "host_refused")
+    assert "localhost" in reply.json()["error"]["message"]
 
 
 async def test_slashes_to_spare_do_not_change_the_dialect(tmp_path: Path) -> None:
