@@ -169,7 +169,8 @@ class Control:
     def unload(self, name: str) -> UnloadReport:
         """Drain and stop its instance."""
         served = self._served(name)
-        return UnloadReport(served.model_id, self._parts.fleet.unload(served.model_id))
+        was_loaded = self._parts.fleet.unload(served.model_id)
+        return UnloadReport(served.model_id, was_loaded, is_pinned=served.settings.pin)
 
     def retry(self, name: str) -> RetryReport:
         """Forget its failures: the next request tries it anew."""

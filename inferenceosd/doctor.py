@@ -27,8 +27,11 @@ _BROKEN_REMEDIES = {
     BrokenKind.FILE: "replace or remove the file",
     BrokenKind.INCOMPLETE: "download it again",
     BrokenKind.RULE: "mend the name in [[model]], or give it a path; inferenceosctl models has all",
-    BrokenKind.FOLDER: "let the daemon read it, or name another in models.dirs",
+    BrokenKind.FOLDER: "make it, let the daemon read it, or name another in models.dirs",
 }
+_MISSING_DEVICE_REMEDY = (
+    "see the checks of drivers below; if it is gone for good, set its use = false under [devices]"
+)
 _RIGHT_DRIVERS = {"NVIDIA": ("nvidia",), "AMD": ("amdgpu",), "Intel": ("i915", "xe")}
 
 
@@ -144,7 +147,7 @@ def _daemon(facts: Facts) -> Iterator[Check]:
     else:
         yield _pass("daemon", f"version {daemon.version} runs as pid {daemon.pid}")
     for reason in facts.status.degraded:
-        yield _fail("devices", f"DEGRADED: {reason}", "see the checks of drivers below")
+        yield _fail("devices", f"DEGRADED: {reason}", _MISSING_DEVICE_REMEDY)
 
 
 def _port(facts: Facts) -> Iterator[Check]:

@@ -104,7 +104,8 @@ def unload_text(report: UnloadReport) -> str:
     """That it is going."""
     if not report.was_loaded:
         return f"{report.model} was not loaded"
-    return f"{report.model} unloads as soon as its requests are done"
+    said = f"{report.model} unloads as soon as its requests are done"
+    return f"{said}; it is pinned, and loads again then" if report.is_pinned else said
 
 
 def retry_text(report: RetryReport) -> str:

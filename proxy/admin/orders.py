@@ -18,6 +18,8 @@ class UnloadReport:
 
     model: str
     was_loaded: bool
+    is_pinned: bool
+    """True where it is loaded again by itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -275,7 +275,7 @@ class OneModelService:
 
     def unload(self, name: str) -> UnloadReport:
         self._known(name)
-        return UnloadReport("qwen", was_loaded=True)
+        return UnloadReport("qwen", was_loaded=True, is_pinned=False)
 
     def retry(self, name: str) -> RetryReport:
         self._known(name)

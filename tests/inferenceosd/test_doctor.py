@@ -119,7 +119,7 @@ SILENT = replace(
         ),
         pytest.param(
             replace(WELL, status=replace(STATUS, engines=(VULKAN,), broken=(), degraded=("x",))),
-            Verdict.FAIL, "devices", "DEGRADED: x", "drivers", id="a missing device",
+            Verdict.FAIL, "devices", "DEGRADED: x", "use = false", id="a missing device",
         ),
         pytest.param(
             replace(
@@ -242,7 +242,7 @@ SILENT = replace(
                     broken=(BrokenFile("/m", "cannot be searched", kind=BrokenKind.FOLDER),),
                 ),
             ),
-            Verdict.FAIL, "models", "cannot be searched", "name another in models.dirs",
+            Verdict.FAIL, "models", "cannot be searched", "make it",
             id="a folder of models that is not there",
         ),
         pytest.param(

@@ -190,10 +190,30 @@ TIME                  EVENT             MODEL  REASON
     assert report.events_text(EventsReport(())) == "no events"
 
 
+@pytest.mark.parametrize(
+    ("unloaded", "said"),
+    [
+        (UnloadReport("qwen", was_loaded=False, is_pinned=True), "qwen was not loaded"),
+        (
+            UnloadReport("qwen", was_loaded=True, is_pinned=False),
+            "qwen unloads as soon as its requests are done",
+        ),
+        (
+            UnloadReport("qwen", was_loaded=True, is_pinned=True),
+            "qwen unloads as soon as its requests are done; it is pinned, and loads again then",
+        ),
+    ],
+    ids=["not loaded", "loaded", "pinned"],
+)
+def test_who_unloads_a_model_is_told_whether_it_stays_away(
+    unloaded: UnloadReport, said: str
+) -> None:
+    assert report.unload_text(unloaded) == said
+
+
 def test_the_short_answers() -> None:
     assert report.load_text(LoadReport("qwen", 3.46)) == "qwen loaded in 3.5 s"
     assert report.load_text(LoadReport("qwen", 0.0)) == "qwen was loaded already"
-    assert report.unload_text(UnloadReport("qwen", was_loaded=False)) == "qwen was not loaded"
     assert report.log_text(LogReport("qwen", ("a", "b"))) == "a\nb"
     assert report.reload_text(ReloadReport((), ())) == "nothing changed"
     assert report.reload_text(ReloadReport(("qwen restarts",), ("server.listen",))) == (

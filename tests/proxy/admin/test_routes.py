@@ -55,7 +55,9 @@ def test_orders_are_carried_out_and_answered(client: httpx.Client) -> None:
     asked = {"model": "qwen"}
 
     assert client.post("/load", json=asked).json() == {"model": "qwen", "load_s": 3.5}
-    assert client.post("/unload", json=asked).json() == {"model": "qwen", "was_loaded": True}
+    assert client.post("/unload", json=asked).json() == {
+        "model": "qwen", "was_loaded": True, "is_pinned": False,
+    }  # fmt: skip
     assert client.post("/retry", json=asked).json() == {"model": "qwen", "had_failed": False}
     assert client.post("/reload").json()["changed"] == ["qwen restarts with context 8192"]
     assert client.get("/logs", params={"model": "qwen", "tail": 2}).json()["lines"] == [
