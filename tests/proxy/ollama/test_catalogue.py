@@ -90,3 +90,20 @@ async def test_show_refuses_in_ollamas_words(
 )
 def test_parameters_are_counted_as_ollama_prints_them(n_params: int, text: str) -> None:
     assert parameter_size(n_params) == text
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/api/pull"), ("POST", "/api/push"), ("POST", "/api/create"),
+        ("POST", "/api/copy"), ("DELETE", "/api/delete"),
+    ],
+)  # fmt: skip
+async def test_who_would_pull_or_delete_a_model_is_told_where_models_come_from(
+    tmp_path: Path, method: str, path: str
+) -> None:
+    async with serving(FleetOfOne(served_model(), tmp_path)) as at:
+        reply = await at.client.request(method, f"{at.url}{path}", json={"model": "llama3"})
+
+    assert reply.status_code == 501
+    assert "models.dirs" in reply.json()["error"]
