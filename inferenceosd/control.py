@@ -123,7 +123,12 @@ class Control:
     def models(self) -> ModelsReport:
         """What is on offer."""
         fleet = self._parts.fleet
-        return models_report(fleet.models(), broken=fleet.broken(), instances=fleet.running())
+        return models_report(
+            fleet.models(),
+            broken=fleet.broken(),
+            instances=fleet.running(),
+            dirs=self._config.model_dirs,
+        )
 
     async def plan(
         self,

@@ -69,7 +69,8 @@ def _date(at: float) -> str:
 def models_text(report: ModelsReport) -> str:
     """The models on offer and the files that are none."""
     if not report.models:
-        offered = "no models; put GGUF files into a folder of models.dirs"
+        folders = " or ".join(report.dirs) or "a folder, and name it in models.dirs"
+        offered = f"no models; put GGUF files into {folders}"
     else:
         rows = [
             (

@@ -34,6 +34,8 @@ class ModelsReport:
 
     models: tuple[ModelReport, ...]
     broken: tuple[BrokenFile, ...]
+    dirs: tuple[str, ...]
+    """The folders that are searched."""
 
 
 def models_report(
@@ -41,6 +43,7 @@ def models_report(
     *,
     broken: tuple[BrokenFile, ...],
     instances: Iterable[Observed],
+    dirs: tuple[str, ...],
 ) -> ModelsReport:
     """All that is offered, and what could not be."""
     states: dict[ModelId, str] = {one.model_id: one.state.value for one in instances}
@@ -50,7 +53,7 @@ def models_report(
         model_report(model, state=states.get(processes.host(model_id)))
         for model_id, model in offered.items()
     )
-    return ModelsReport(tuple(reports), broken)
+    return ModelsReport(tuple(reports), broken, dirs)
 
 
 def model_report(model: ServedModel, *, state: str | None) -> ModelReport:

@@ -205,6 +205,7 @@ MODELS = ModelsReport(
         ),
     ),
     broken=(BROKEN,),
+    dirs=("/models",),
 )
 EVENTS = (
     EventReport(STARTED_AT, "instance.loading", "qwen", "i1", "asked for by 127.0.0.1", {}),

@@ -174,9 +174,9 @@ NOT OFFERED       WHY
 
 
 def test_no_models_says_where_to_put_them() -> None:
-    text = report.models_text(ModelsReport((), ()))
+    text = report.models_text(ModelsReport((), (), dirs=("/srv/models", "/home/me/models")))
 
-    assert text == "no models; put GGUF files into a folder of models.dirs"
+    assert text == "no models; put GGUF files into /srv/models or /home/me/models"
 
 
 def test_events_are_one_line_each() -> None:
