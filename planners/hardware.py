@@ -112,6 +112,8 @@ class Host:
     """Of its memory, by its maker's data sheet."""
     wake_s: float | None = None
     """From one thread waking another to that one running on another CPU, measured."""
+    has_tiles: bool = False
+    """Whether its cores multiply blocks of 8-bit integers at once (AMX)."""
 
 
 @dataclass(frozen=True, slots=True)

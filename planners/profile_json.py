@@ -113,6 +113,7 @@ def _host(fields: "_Fields") -> Host:
         numa_nodes=tuple(_node(each) for each in fields.objects("numa_nodes")),
         bandwidth_bytes_per_s=fields.maybe_rate("bandwidth_bytes_per_s"),
         wake_s=fields.maybe_rate("wake_s", least=1e-9, most=1.0),
+        has_tiles=fields.flag("has_tiles", default=False),
     )
     fields.end()
     return host

@@ -16,6 +16,8 @@ from supervisor.devices.kernel_files import ROOT, text_of
 
 Cpu = Mapping[str, str]
 """One block of /proc/cpuinfo."""
+_TILES = "amx_int8"
+"""Of its flags, in Linux' words."""
 
 
 class HostSource:
@@ -47,6 +49,7 @@ class HostSource:
             psi_some_avg10=_pressure(self._root),
             numa_nodes=tuple(_numa_nodes(self._root)),
             bandwidth_bytes_per_s=bandwidth_bytes_per_s(cpu_name),
+            has_tiles=any(_TILES in cpu.get("flags", "").split() for cpu in cpus[:1]),
         )
 
 

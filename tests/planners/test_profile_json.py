@@ -69,6 +69,7 @@ hosts = st.builds(
     ).map(tuple),
     bandwidth_bytes_per_s=rates,
     wake_s=st.none() | st.floats(1e-9, 1.0),
+    has_tiles=st.booleans(),
 )
 notes = st.builds(Note, st.sampled_from(NoteKind), texts, st.none() | texts.map(DeviceId))
 profiles = st.builds(
@@ -153,6 +154,7 @@ def changed(change: Callable[[Any], object]) -> str:
         (lambda p: p["host"].update(wake_s=0), "host.wake_s must be from 1e-09 to 1"),
         (lambda p: p["host"].update(wake_s=float("inf")), "host.wake_s must be from 1e-09 to 1"),
         (lambda p: p["host"].update(wake_s="soon"), "host.wake_s must be a number"),
+        (lambda p: p["host"].update(has_tiles=1), "host.has_tiles must be"),
     ],
 )
 def test_what_is_wrong_is_named(change: Callable[[Any], object], sentence: str) -> None:

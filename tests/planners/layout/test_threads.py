@@ -49,6 +49,15 @@ def test_where_waking_the_other_core_takes_long_a_small_model_has_one_to_itself(
     assert [n_threads(two_cpus(wake_s=30e-6), SMALL, n_parallel=n) for n in (1, 2)] == [1, 1]
 
 
+def test_where_one_core_multiplies_by_tiles_too_it_serves_several_slots_alone() -> None:
+    slow = two_cpus(wake_s=26e-6)
+    with_tiles = replace(slow, host=replace(slow.host, has_tiles=True))
+
+    # Measured there, decode tokens/s of 1, 2 and 4 slots: 110, 122 and 190 on one thread, 37, 65
+    # and 120 on two.
+    assert [n_threads(with_tiles, SMALL, n_parallel=n) for n in (1, 2, 4)] == [1, 1, 1]
+
+
 def test_where_waking_the_other_core_is_quick_it_joins_at_once() -> None:
     assert n_threads(two_cpus(wake_s=2e-6), SMALL, n_parallel=1) == 2
 

@@ -90,6 +90,13 @@ def test_hyperthreads_count_once_as_physical_cores_and_affinity_counts(tree: Tre
     assert (host.n_cores, host.n_physical_cores) == (5, 3)
 
 
+@pytest.mark.parametrize(("flags", "has"), [("avx2 amx_int8 amx_tile", True), ("avx2", False)])
+def test_a_processor_with_tiles_is_known_by_its_flags(tree: Tree, flags: str, has: bool) -> None:
+    root = tree({"proc/meminfo": MEMINFO, "proc/cpuinfo": f"processor: 0\nflags: {flags}\n"})
+
+    assert HostSource(root).read().has_tiles is has
+
+
 def test_an_arm_cpuinfo_without_cores_counts_all_it_may_use(tree: Tree) -> None:
     root = tree(
         {
