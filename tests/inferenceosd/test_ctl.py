@@ -458,6 +458,15 @@ def test_a_log_is_followed_from_its_last_lines(served: Path) -> None:
         assert (line_of(running), line_of(running)) == ("two\n", "three\n")
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """Programs started meanwhile end by SIGINT, though a shell started us in its background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 @pytest.mark.parametrize("command", [("events", "-f"), ("logs", "qwen", "-f")], ids=" ".join)
 def test_ctrl_c_ends_following_quietly(served: Path, command: tuple[str, ...]) -> None:
     with program(served, *command) as running:
