@@ -11,7 +11,6 @@ from proxy.beside import answer_beside
 from proxy.bodies import decoded
 from proxy.chat.media import check_media
 from proxy.door import Door
-from proxy.engine_limits import check_grammars
 from proxy.exchange import Exchange
 from proxy.forward import understood
 from proxy.native.meant import meant
@@ -98,8 +97,7 @@ async def lora_adapters(door: Door, exchange: Exchange) -> None:
 async def _passed(door: Door, exchange: Exchange, target: bytes) -> None:
     body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
     model = meant(door, exchange, decoded(body, _ASKED).model)
-    if target == b"/apply-template":  # which looks at media and schemas as a chat does
+    if target == b"/apply-template":  # which looks at media as a chat does
         check_media(body)
-        check_grammars(body)
     reply, _ = await answer_beside(door, exchange, model, method=b"POST", target=target, body=body)
     await exchange.reply(200, reply)
