@@ -49,7 +49,8 @@ def test_less_context_is_tried_where_memory_runs_out_and_remembered_by_the_next_
     model_file = next(model_dir.glob("*.gguf"))
     config = (
         f'[backends.tight]\npath = "{tight_engine(tmp_path)}"\n[engine]\norder = ["tight"]\n'
-        f'[[model]]\nname = "m"\npath = "{model_file}"\nparallel = 8\n'
+        # What is free drifts between two daemons on a busy machine; a limit stands still.
+        f'[memory]\nlimit = "8GiB"\n[[model]]\nname = "m"\npath = "{model_file}"\nparallel = 8\n'
     )
     with started_daemon(short_folder, model_dirs=(), config=config) as daemon:
         daemon.wait_for_engines()
@@ -63,7 +64,5 @@ def test_less_context_is_tried_where_memory_runs_out_and_remembered_by_the_next_
     assert died
     assert "cannot be had, though free" in died[-1]
     assert first["context"] < 8192
-    assert second["context"] < 8192
-    # What is remembered is by how much less is to be had than is free; that drifts on a busy
-    # machine, and may cost the next daemon a step more, never the whole way again.
-    assert len(died_again) <= len(died) + 1
+    assert second["context"] == first["context"]
+    assert died_again == died
