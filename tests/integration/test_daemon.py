@@ -69,7 +69,9 @@ def test_sigterm_ends_the_daemon_and_every_child_within_five_seconds(start: Any)
 STORY = {"prompt": "Tell a story."}
 TOLD = {"messages": [{"role": "user", "content": "Tell a story."}]}
 ENDLESS = {"max_tokens": 4000, "ignore_eos": True}
-OLLAMA_ENDLESS = {"options": {"num_predict": 4000, "stop": []}}
+NUMBERS = {"type": "array", "items": {"type": "integer"}, "minItems": 400}
+OLLAMA_ENDLESS = {"format": NUMBERS, "options": {"num_predict": 4000}}
+"""Ollama's callers cannot forbid a model to end; a form that is long of itself does."""
 BOUND = "inferenceosd is stopping"
 
 
@@ -272,7 +274,8 @@ def test_a_real_engine_that_is_stopped_is_replaced_and_serves_who_asked(start: A
 def test_reload_keeps_the_pid_and_the_stream_of_an_unchanged_model(start: Any) -> None:
     daemon = start(config="[models]\nkeep_alive = '5m'\n")
     options = {"num_predict": 200}
-    with streamed(daemon, "/api/generate", prompt="Count to fifty.", options=options) as reply:
+    asked = {"prompt": "Count to fifty.", "format": NUMBERS, "options": options}
+    with streamed(daemon, "/api/generate", **asked) as reply:
         lines = reply.iter_lines()
         next(lines)
         pid = only_instance(daemon)["pid"]
