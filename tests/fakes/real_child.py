@@ -96,7 +96,7 @@ async def real_child(
         str(packaged.path), "-m", str(model or quickstart_model()), "--host", socket_path,
         "--slot-save-path", str(slots), "-np", str(n_parallel), "-c", str(n_parallel * context),
         "--no-ui", "--offline", "--device", "none", "--fit", "off", "-fa", "on", "-cram", "0",
-        "--sse-ping-interval", "2", "-t", "2", *flags,
+        "--sse-ping-interval", "2", "-t", "1", *flags,
     )  # fmt: skip
     env = {**os.environ, "GGML_VK_VISIBLE_DEVICES": "", **dict(packaged.env)}
     async with (

@@ -39,7 +39,9 @@ async def engine(
     variables = [f"{key}={value}" for key, value in packaged.env]
     argv = (
         "env", "GGML_VK_VISIBLE_DEVICES=", *variables, str(packaged.path),
-        "--device", "none", "--fit", "off", "-lv", "4", "-b", "256", "-ub", "64", *more,
+        "--device", "none", "--fit", "off", "-lv", "4", "-b", "256", "-ub", "64",
+        "-t", "1",  # two would wait for each other wherever something else runs as well
+        *more,
     )  # fmt: skip
     model = served_model(model_id="smollm2", path=str(path), info=info)
     async with (

@@ -20,7 +20,7 @@ def run(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.Co
         env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **(environ or {})},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
 
@@ -108,14 +108,14 @@ OPEN = '[server]\nlisten = "0.0.0.0:0"\n'
 
 @pytest.mark.parametrize("options", [("--check",), ()], ids=["check", "start"])
 def test_a_port_that_others_reach_without_a_key_is_refused_as_a_wrong_setting(
-    tmp_path: Path, options: tuple[str, ...]
+    short_folder: Path, options: tuple[str, ...]
 ) -> None:
-    file = tmp_path / "open.toml"
+    file = short_folder / "open.toml"
     file.write_text(OPEN)
-    environ = {"INFERENCEOSD_RUNTIME_DIR": str(tmp_path / "run")}
+    environ = {"INFERENCEOSD_RUNTIME_DIR": str(short_folder / "run")}
 
     done = run(
-        "--config", str(file), "--state-dir", str(tmp_path / "state"), *options, environ=environ
+        "--config", str(file), "--state-dir", str(short_folder / "state"), *options, environ=environ
     )
 
     assert (done.returncode, done.stdout) == (2, "")

@@ -94,10 +94,3 @@ def vulkan_environ() -> dict[str, str]:
     """Makes Mesa's software device visible to the engine, which hides CPUs that pose as GPUs."""
     need_mesa()
     return {"GGML_VK_VISIBLE_DEVICES": "0"}
-
-
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """A folder whose path leaves room for the names of sockets."""
-    with tempfile.TemporaryDirectory(prefix="ios-") as folder:
-        yield Path(folder)
