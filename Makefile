@@ -1,6 +1,6 @@
 # make demo   one real question answered by a real model, start to stop, in a temporary folder
 # make run    the daemon on 127.0.0.1:11434 with the quickstart engine and model, until Ctrl-C
-# make test   the tests, as CI runs them
+# make test   the tests, as CI runs them: two files at a time; WORKERS= for another number
 # make check  format, lint, types, layers
 # make bench  the daemon against the bare llama-server
 # make bench-relay    CPU of the data path against nginx (apt install nginx-light), crowds, lost races;
@@ -17,6 +17,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 	command -v $(p) >/dev/null && $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	>/dev/null 2>&1 && echo $(p))))
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+WORKERS ?= 2
 NODE_CLIENTS := tests/clients/node
 NODE_INSTALLED := $(NODE_CLIENTS)/node_modules/.package-lock.json
 INSTALL := $(PIP) install --no-deps --require-hashes
@@ -30,7 +31,7 @@ run: $(VENV)/.quickstart
 	@exec $(BIN)/python -m scripts.run
 
 test: $(VENV)/.dev $(VENV)/.quickstart $(NODE_INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -18,7 +18,9 @@ def test_the_model_folder_of_its_own_is_made(short_folder: Path, others: tuple[s
             state_dir=str(short_folder / "state"),
             model_dirs=(str(own), *(str(short_folder / name) for name in others)),
         )
-        config = read_config(options, environ={"INFERENCEOSD_RUNTIME_DIR": str(short_folder / "run")})
+        config = read_config(
+            options, environ={"INFERENCEOSD_RUNTIME_DIR": str(short_folder / "run")}
+        )
 
         assert run(config, reload=lambda: config) == 1  # the port is taken
 
