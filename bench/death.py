@@ -2,7 +2,8 @@
 
 Each round loads the quickstart model, starts a stream, kills the child with SIGKILL in its middle
 and clocks, from the kill: until the kernel had taken the process down (its pidfd is readable: what
-nobody can be told before), until the daemon recorded the end, and until the caller had its error.
+nobody can be told before), until the daemon recorded the end, and until the caller, whose stream
+goes on with another child, had its next word: the end of the longest silence since the kill.
 `--load` has that many processes keep the processor busy meanwhile.
 """
 
@@ -20,6 +21,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -29,12 +31,12 @@ from scripts.started_daemon import StartedDaemon, started_daemon
 from supervisor.quickstart import quickstart_model_dir
 
 ENDED_S = 30.0
-LOOK_S = 0.02  # cadence of looking for the event, once the caller has its error
+LOOK_S = 0.02  # cadence of looking for the event, once the caller has its answer
 LINES = (
     "kill to gone (pidfd)",
     "kill to recorded",
     "gone to recorded",
-    "kill to the caller's error",
+    "kill to the caller's next word",
 )
 
 
@@ -98,7 +100,7 @@ def _round(daemon: StartedDaemon, model: str) -> Noticed:
         watcher.start()
         killed_at = time.time()
         os.kill(pid, signal.SIGKILL)
-        caller_at = _until_error(caller)
+        caller_at = _next_word_at(caller, since=killed_at)
     watcher.join(ENDED_S)
     os.close(pidfd)
     recorded_at = _recorded(daemon, model, since=killed_at)
@@ -114,7 +116,7 @@ def _watch(pidfd: int, gone: list[float]) -> None:
 def _stream(daemon: StartedDaemon, model: str) -> Iterator[socket.socket]:
     """The connection of a caller whose answer has begun."""
     told = {"model": model, "stream": True, "messages": [{"role": "user", "content": "Count."}]}
-    body = json.dumps({**told, "max_tokens": 2000, "ignore_eos": True}).encode()
+    body = json.dumps({**told, "max_tokens": 200, "ignore_eos": True}).encode()
     host, _, port = daemon.listen.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=ENDED_S) as caller:
         head = (
@@ -129,14 +131,14 @@ def _stream(daemon: StartedDaemon, model: str) -> Iterator[socket.socket]:
         yield caller
 
 
-def _until_error(caller: socket.socket) -> float:
-    """UTC seconds at which the stream told that it failed, or broke."""
-    seen = b""
-    while data := caller.recv(1 << 16):
-        seen += data
-        if b'"error"' in seen:
-            break
-    return time.time()
+def _next_word_at(caller: socket.socket, *, since: float) -> float:
+    """UTC seconds at which the longest silence of the rest of the stream was over."""
+    heard = [since]
+    is_over = False
+    while not is_over:
+        is_over = not caller.recv(1 << 16)
+        heard.append(time.time())
+    return max(pairwise(heard), key=lambda pair: pair[1] - pair[0])[1]
 
 
 def _recorded(daemon: StartedDaemon, model: str, *, since: float) -> float:

@@ -3,12 +3,15 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
 from bench.relay.__main__ import CROWD_MODELS, EMBED_MODEL, OURS, Stage, measured, report, stage
 from bench.relay.built import program
 from bench.relay.cases import CASES
 from bench.relay.crowd import STREAMS, crowd, lost_races
 
 
+@pytest.mark.timeout(300)
 def test_every_case_is_answered_without_an_error_and_told_in_a_line() -> None:
     with TemporaryDirectory(prefix="ios-bench-") as folder, stage(Path(folder)) as found:
         load = program("load", Path(folder))

@@ -21,7 +21,7 @@ from tests.fakes.machines import PLAIN
 FAKE = (sys.executable, str(Path(__file__).with_name("llama_server.py")))
 """argv of the fake engine."""
 
-START_S = 30.0
+START_S = 60.0
 
 
 def model_info(

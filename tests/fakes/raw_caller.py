@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from socket import socket
 
 from proxy.edge.crowd import Crowd
 from proxy.edge.protocol import PATIENT, Patience
 from tests.fakes.fleet_of_one import FleetOfOne
 from tests.fakes.serving import Served, serving
 
-SOON_S = 5.0
+SOON_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,12 @@ class Caller:
 
 
 @asynccontextmanager
-async def connected(at: Served) -> AsyncIterator[Caller]:
-    """One more connection."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", at.port)
+async def connected(at: Served, sock: socket | None = None) -> AsyncIterator[Caller]:
+    """One more connection, or that of `sock`."""
+    if sock is None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", at.port)
+    else:
+        reader, writer = await asyncio.open_connection(sock=sock)
     try:
         yield Caller(reader, writer)
     finally:

@@ -99,7 +99,7 @@ def test_sigterm_in_mid_stream_ends_the_stream_with_an_error_of_its_dialect_with
     assert BOUND in (error["message"] if path.startswith("/v1") else error)
 
 
-def test_a_child_that_is_stopped_in_mid_request_is_replaced_and_its_caller_served(
+def test_a_child_that_is_stopped_is_replaced_and_who_asked_meanwhile_is_served(
     start: Any,
 ) -> None:
     daemon = start(config="[fleet]\nhang_timeout = '10s'\n")
@@ -111,8 +111,10 @@ def test_a_child_that_is_stopped_in_mid_request_is_replaced_and_its_caller_serve
 
     assert second.status_code == 200
     assert second.json()["message"] == first["message"]
-    assert not psutil.pid_exists(child)
-    assert "instance.hung" in daemon.ctl("events").stdout
+    assert is_gone(child)
+    events = daemon.ctl("events").stdout
+    assert "instance.hung" in events
+    assert "it is stopped" in events
 
 
 def test_kill_9_of_the_child_between_two_requests_is_invisible_to_the_second(start: Any) -> None:
@@ -256,19 +258,6 @@ def test_a_second_daemon_on_the_same_state_folder_names_the_first(start: Any) ->
 
     with pytest.raises(DaemonTrouble, match=f"another inferenceosd \\(pid {first.process.pid}\\)"):
         start(options=["--state-dir", str(first.folder / "state")])
-
-
-@pytest.mark.timeout(120)
-def test_a_real_engine_that_is_stopped_is_replaced_and_serves_who_asked(start: Any) -> None:
-    daemon = start(config='[fleet]\nhang_timeout = "10s"\n')
-    assert chat(daemon).status_code == 200
-    pid = only_instance(daemon)["pid"]
-
-    os.kill(pid, signal.SIGSTOP)
-
-    assert chat(daemon).status_code == 200
-    assert is_gone(pid)
-    assert "it is stopped" in daemon.ctl("events").stdout
 
 
 def test_reload_keeps_the_pid_and_the_stream_of_an_unchanged_model(start: Any) -> None:

@@ -42,7 +42,10 @@ def test_a_text_model_gives_vectors_beside_its_chats(start: Start) -> None:
     with openai.OpenAI(base_url=f"{daemon.base}/v1", api_key="none", max_retries=0) as client:
         name = client.models.list().data[0].id
         chat = client.chat.completions.create(
-            model=name, messages=[{"role": "user", "content": "Hi"}], max_tokens=2
+            model=name,
+            messages=[{"role": "user", "content": "Hi"}],
+            max_tokens=2,
+            extra_body={"ignore_eos": True},
         )
         told = client.embeddings.create(model=name, input=["The cat", "The cat", "Not at all"])
     (vector,) = ask(f"{daemon.base}/embedding", json={"model": name, "content": "The cat"}).json()

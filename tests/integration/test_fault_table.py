@@ -31,6 +31,7 @@ from tests.integration.fault_scene import (
 
 STATES = pytest.mark.parametrize("state", State, ids=lambda state: state.value)
 DAEMON_STOP_S = 15.0
+GONE_S = 5.0  # for what the kernel or an idle daemon does at once, on a busy machine
 NVML = Path(__file__).parents[1] / "fakes" / "nvml" / "nvml.c"
 
 
@@ -98,7 +99,7 @@ def test_a_child_stopped_while_loading_is_replaced_and_serves_who_waited(scene: 
     first.suspend()
 
     assert whole(caller.ended())
-    until_gone(first, within_s=1.0)
+    until_gone(first, within_s=GONE_S)
     scene.leaves_nothing()
 
 
@@ -111,7 +112,7 @@ def test_a_child_stopped_while_ready_is_replaced_and_serves_who_asked(folder: Pa
         first.suspend()
 
         assert whole(scene.call().ended(60.0))
-        until_gone(first, within_s=1.0)
+        until_gone(first, within_s=GONE_S)
         (reason,) = scene.events("instance.hung")
         assert reason
         scene.leaves_nothing()
@@ -127,7 +128,7 @@ def test_a_child_stopped_while_draining_ends_within_its_time(scene: Scene) -> No
 
     assert told(caller.ended(DAEMON_STOP_S))
     assert scene.daemon.process.wait(DAEMON_STOP_S) == 0
-    until_gone(child, within_s=1.0)
+    until_gone(child, within_s=GONE_S)
 
 
 @pytest.mark.parametrize("state", [State.READY, State.DRAINING], ids=["ready", "draining"])
@@ -193,7 +194,7 @@ def test_a_child_stopped_in_mid_answer_costs_its_caller_nothing(folder: Path) ->
         first.suspend()
 
         assert whole(caller.ended(60.0))
-        until_gone(first, within_s=1.0)
+        until_gone(first, within_s=GONE_S)
         scene.leaves_nothing()
 
 
@@ -276,7 +277,7 @@ def test_a_caller_who_leaves_in_mid_answer_frees_its_slot(scene: Scene, state: S
 
     caller.leave.set()
 
-    scene.until(lambda: _idle(scene), within_s=2.0)
+    scene.until(lambda: _idle(scene), within_s=GONE_S)
     scene.leaves_nothing()
 
 
@@ -339,7 +340,7 @@ def test_no_child_outlives_a_killed_daemon(scene: Scene, state: State) -> None:
 
     scene.daemon.process.kill()
 
-    until_gone(child, within_s=5.0)
+    until_gone(child, within_s=GONE_S)
     if caller is not None:
         with pytest.raises(httpx.TransportError):
             caller.ended()
@@ -355,7 +356,7 @@ def test_a_daemon_told_to_stop_ends_in_time_and_leaves_nobody_guessing(
 
     assert caller is None or _was_served_or_told(caller)
     assert scene.daemon.process.wait(DAEMON_STOP_S) == 0
-    until_gone(child, within_s=1.0)
+    until_gone(child, within_s=GONE_S)
 
 
 def _was_served_or_told(caller: Caller) -> bool:

@@ -17,7 +17,7 @@ from tests.fakes.certificates import certificate
 
 MODEL = "SmolLM2-135M-Instruct.Q4_1"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8}
-SOON_S = 10.0
+SOON_S = 30.0
 
 
 def chat(daemon: StartedDaemon, key: str | None) -> httpx.Response:

@@ -516,7 +516,7 @@ async def test_a_driver_that_hangs_does_not_keep_the_fleet_from_stopping(
     took_s = monotonic() - began_s
     driver.let_go.set()
 
-    assert took_s < 3.0  # a probe gives its sources 5 s
+    assert took_s < 4.5  # a probe gives its sources 5 s
 
 
 async def test_a_request_that_never_ends_is_cut_after_drain_s(fleet_world: MakeWorld) -> None:

@@ -37,15 +37,15 @@ async def test_a_source_that_hangs_is_given_up_and_not_waited_for_again() -> Non
         let_go.wait(30)
         return 1
 
-    reader = PatientReader("nvml", read, limit_s=0.1)
-    with pytest.raises(NoAnswer, match=r"nvml: no answer within 0.1 s"):
+    reader = PatientReader("nvml", read, limit_s=0.5)
+    with pytest.raises(NoAnswer, match=r"nvml: no answer within 0.5 s"):
         await reader.read()
     begun_s = time.monotonic()
 
     with pytest.raises(NoAnswer):
         await reader.read()
 
-    assert time.monotonic() - begun_s < 0.1
+    assert time.monotonic() - begun_s < 0.5
     assert len(threads) == 1
     let_go.set()
 

@@ -198,7 +198,7 @@ async def test_what_a_template_makes_of_a_stream_is_whole_after_a_kill(
 async def test_a_stream_without_a_seed_is_whole_after_a_kill_for_one_is_given_to_it(
     tmp_path: Path,
 ) -> None:
-    body = {**CHAT, "temperature": 1.0}
+    body = {**CHAT, "temperature": 1.0, "ignore_eos": True}
     async with engine(tmp_path) as (fleet, served):
         found = await broken(fleet, served, "/v1/chat/completions", body, at=9)
 

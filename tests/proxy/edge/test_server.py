@@ -140,14 +140,19 @@ async def test_cancelled_it_ends_without_draining(tmp_path: Path) -> None:
     assert listener.fileno() == -1
 
 
+AT_ONCE_S = 0.03  # a reply of two writes takes 0.04 s with Nagle's algorithm
+
+
 async def test_replies_do_not_wait_for_acknowledgements(tmp_path: Path) -> None:
     fleet = FleetOfOne(served_model(), tmp_path)
     loop = asyncio.get_running_loop()
     async with serving(fleet) as at:
-        took_s: list[float] = []
-        for _ in range(10):
+        quickest_s = 1.0
+        for _ in range(200):  # one is enough, and on a busy machine many are slow
             began_s = loop.time()
             await at.client.get("/health")
-            took_s.append(loop.time() - began_s)
+            quickest_s = min(quickest_s, loop.time() - began_s)
+            if quickest_s < AT_ONCE_S:
+                break
 
-    assert min(took_s) < 0.03  # a reply of two writes takes 0.04 s with Nagle's algorithm
+    assert quickest_s < AT_ONCE_S
