@@ -141,6 +141,29 @@ def test_an_engine_that_gets_more_layers_onto_devices_wins() -> None:
     assert (plan.backend, plan.n_gpu_layers) == ("vulkan", 33)
 
 
+def test_another_engine_than_the_first_is_taken_for_what_anybody_would_notice() -> None:
+    """Vulkan has 350 MiB more room than CUDA: much or little beside what they have both."""
+    little, much = planned(machine(nvidia(0, 1.8))), planned(machine(nvidia(0, 4)))
+
+    assert little.backend == "cuda"
+    assert _about_the_engine(little) == []
+    assert much.backend == "vulkan"
+    (why,) = _about_the_engine(much)
+    assert why.startswith("vulkan rather than cuda, which has less room here: decode at ")
+
+
+def test_of_engines_that_are_alike_the_one_with_room_for_a_usual_context_is_taken() -> None:
+    plan, roomy = planned(machine(nvidia(0, 4.9))), planned(machine(nvidia(0, 5.1)))
+
+    assert (plan.backend, plan.n_gpu_layers, plan.context) == ("vulkan", 33, 4096)
+    assert "4096 rather than 2048 tokens of context" in " ".join(_about_the_engine(plan))
+    assert (roomy.backend, roomy.n_gpu_layers, roomy.context) == ("cuda", 33, 4096)
+
+
+def _about_the_engine(plan: LaunchPlan) -> list[str]:
+    return [reason.text for reason in plan.reasons if reason.kind is ReasonKind.ENGINE]
+
+
 @pytest.mark.parametrize(
     ("gib", "context"),
     [
@@ -408,7 +431,7 @@ def test_a_device_that_slows_the_launch_down_is_left_out_with_the_reason() -> No
 
     assert [device for device, _, _ in plan.devices] == [CARD.device_id]
     assert plan.n_gpu_layers < 33
-    assert any("a slow card is not used: at 11 GB/s" in reason.text for reason in plan.reasons)
+    assert any("a slow card is not used: at 16 GB/s" in reason.text for reason in plan.reasons)
 
 
 def test_a_processor_faster_than_every_device_does_it_alone() -> None:
