@@ -82,7 +82,7 @@ def profile_here() -> str:
     """This machine as JSON. Raises ConfigError, SupervisorError."""
     config = read_config(Options())
     engines = asyncio.run(_engines(config))
-    return recorded_now(asyncio.run(_profile(config, engines)))
+    return recorded_now(asyncio.run(_profile(config, engines)), dirs=config.model_dirs)
 
 
 async def _engines(config: Config) -> tuple[Engine, ...]:

@@ -48,7 +48,7 @@ def plans_text(report: PlansReport) -> str:
 
 def _origin(origin: str | None) -> str:
     """Where the profile of another machine is from, which is all there is to believe of it."""
-    return "" if origin is None else f"for another machine, by a profile that is {origin}"
+    return "" if origin is None else f"planned for a profile, {origin}"
 
 
 def _beside(report: PlanReport) -> str:

@@ -103,7 +103,7 @@ def test_a_shortfall_says_what_is_missing_where_and_what_would_help() -> None:
 
 
 def test_a_plan_for_a_recorded_machine_says_what_its_profile_is() -> None:
-    told = "for another machine, by a profile that is synthetic: by its data sheet\n\nqwen"
+    told = "planned for a profile, synthetic: by its data sheet\n\nqwen"
     origin = "synthetic: by its data sheet"
     lacking = replace(OUTLOOK, answer=SHORTFALL)
 
