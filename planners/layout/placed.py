@@ -41,6 +41,15 @@ class Placed:
         """Tokens of one request, as far as more of them count between equals."""
         return min(self.shape.n_ctx_seq, CONTEXT_WORTH_LAYERS)
 
+    def is_like(self, other: "Placed") -> bool:
+        """Whether it is as fast as `other`, as far as can be told of two engines.
+
+        Where it has fewer layers on devices, by what anybody would notice: more memory shall never
+        mean fewer layers there.
+        """
+        has_as_many = self.shape.n_gpu_layers >= other.shape.n_gpu_layers
+        return self.token_s <= other.token_s * (ALIKE if has_as_many else NOTICED)
+
     @property
     def is_wanted(self) -> bool:
         """True where it runs on a device that is only there because the operator asked for it."""
@@ -79,9 +88,9 @@ class Placed:
 def fastest(heads: Sequence[Placed | None]) -> Placed | None:
     """The fastest of each engine's best way, the processor's last.
 
-    Of engines that are as fast as predictions can tell, less than ALIKE apart, the one with more
-    context, as far as that is worth anything; of equals the first. The processor's only where it is
-    faster than all by what anybody would notice.
+    Of engines that are as fast as predictions can tell, the one with more context, as far as that
+    is worth anything; of equals the first. The processor's only where it is faster than all by what
+    anybody would notice.
     """
     *devices, on_host = heads
     found = [placed for placed in devices if placed is not None]
@@ -89,6 +98,8 @@ def fastest(heads: Sequence[Placed | None]) -> Placed | None:
         found = [placed for placed in found if placed.token_s <= NOTICED * on_host.token_s]
         if not found:
             return on_host
-    enough_s = ALIKE * min((placed.token_s for placed in found), default=0.0)
-    alike = [placed for placed in found if placed.token_s <= enough_s]
-    return max(alike, key=lambda placed: placed.worthy_context, default=None)
+    best = min(found, key=lambda placed: placed.token_s, default=None)
+    if best is None:
+        return None
+    alike = (placed for placed in found if placed.is_like(best))
+    return max(alike, key=lambda placed: placed.worthy_context)

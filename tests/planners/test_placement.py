@@ -141,15 +141,24 @@ def test_an_engine_that_gets_more_layers_onto_devices_wins() -> None:
     assert (plan.backend, plan.n_gpu_layers) == ("vulkan", 33)
 
 
-def test_another_engine_than_the_first_is_taken_for_what_anybody_would_notice() -> None:
-    """Vulkan has 350 MiB more room than CUDA: much or little beside what they have both."""
-    little, much = planned(machine(nvidia(0, 1.8))), planned(machine(nvidia(0, 4)))
+def test_another_engine_than_the_first_is_taken_for_more_layers_on_devices() -> None:
+    """Vulkan has 350 MiB more room than CUDA, which is much or nothing by what is left over."""
+    partial, whole = planned(machine(nvidia(0, 4))), planned(machine(nvidia(0, 8)))
 
-    assert little.backend == "cuda"
-    assert _about_the_engine(little) == []
-    assert much.backend == "vulkan"
-    (why,) = _about_the_engine(much)
+    assert partial.backend == "vulkan"
+    (why,) = _about_the_engine(partial)
     assert why.startswith("vulkan rather than cuda, which has less room here: decode at ")
+    assert whole.backend == "cuda"
+    assert _about_the_engine(whole) == []
+
+
+def test_an_experts_place_is_not_worth_another_engine_than_the_first() -> None:
+    experts = model_info(layer_bytes=200 * MIB, expert_bytes=190 * MIB)
+
+    plans = [planned(machine(nvidia(0, 4 + i / 4)), served(experts)) for i in range(8)]
+
+    assert all(0 < plan.n_cpu_moe < 32 and plan.n_gpu_layers == 33 for plan in plans)
+    assert {plan.backend for plan in plans} == {"cuda"}
 
 
 def test_of_engines_that_are_alike_the_one_with_room_for_a_usual_context_is_taken() -> None:
