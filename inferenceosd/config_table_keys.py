@@ -231,7 +231,8 @@ def _check_members(group: Values, index: int) -> None:
     least = 1 if group.get(GROUP_ALONE) else 2
     if len(members) < least:
         allowed = "one model at least" if least == 1 else "two models at least"
-        raise Refused(f"{len(members)} members", path=(index, "models"), allowed=allowed)
+        told = "one member" if members else "no member"
+        raise Refused(told, path=(index, "models"), allowed=allowed)
 
 
 def check_callers(callers: Sequence[Values]) -> None:

@@ -162,7 +162,7 @@ class Control:
 
     async def profile(self) -> str:
         """The machine as JSON."""
-        return recorded_now(await self._parts.fleet.profile())
+        return recorded_now(await self._parts.fleet.profile(), dirs=self._config.model_dirs)
 
     async def load(self, name: str) -> LoadReport:
         """Load it and wait; what failed before is tried anew."""

@@ -44,8 +44,8 @@ def plan_file(
     """
     config = read_config(Options())
     served = _served(path, config, context=context, parallel=parallel)
-    machine, around = _surroundings(config, hardware)
-    return plan_report(outlook(served, machine, around))
+    machine, origin, around = _surroundings(config, hardware)
+    return plan_report(outlook(served, machine, around), origin=origin)
 
 
 def plan_files(
@@ -59,27 +59,30 @@ def plan_files(
         if (twin := models.get(served.model_id)) is not None:
             raise CannotPlan(f"{path} and {twin.path} are both named {served.model_id}")
         models[served.model_id] = served
-    machine, around = _surroundings(config, hardware)
+    machine, origin, around = _surroundings(config, hardware)
     planned = outlooks(tuple(models.values()), machine, around)
-    return plans_report(grouped(planned, config.fleet.groups))
+    return plans_report(grouped(planned, config.fleet.groups), origin=origin)
 
 
-def _surroundings(config: Config, hardware: str | None) -> tuple[HardwareProfile, Surroundings]:
-    """This machine or a recorded one, with its engines and nothing running."""
+def _surroundings(
+    config: Config, hardware: str | None
+) -> tuple[HardwareProfile, str | None, Surroundings]:
+    """This machine or a recorded one and its origin, with its engines and nothing running."""
     engines = asyncio.run(_engines(config))
-    if hardware is not None:
-        machine = decode_profile(hardware).hardware
-        engines = engines_there(machine, here=engines)
+    if hardware is None:
+        machine, origin = asyncio.run(_profile(config, engines)), None
     else:
-        machine = asyncio.run(_profile(config, engines))
-    return machine, Surroundings(engines, config.placement, {}, {})
+        recorded = decode_profile(hardware)
+        machine, origin = recorded.hardware, recorded.origin
+        engines = engines_there(machine, here=engines)
+    return machine, origin, Surroundings(engines, config.placement, {}, {})
 
 
 def profile_here() -> str:
     """This machine as JSON. Raises ConfigError, SupervisorError."""
     config = read_config(Options())
     engines = asyncio.run(_engines(config))
-    return recorded_now(asyncio.run(_profile(config, engines)))
+    return recorded_now(asyncio.run(_profile(config, engines)), dirs=config.model_dirs)
 
 
 async def _engines(config: Config) -> tuple[Engine, ...]:

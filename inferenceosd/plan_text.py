@@ -20,9 +20,11 @@ def plan_text(report: PlanReport) -> str:
     """The plan by place, its speed, its flags, and why; or why there is none."""
     if report.plan is None:
         said = _shortfall(report.shortfall) if report.shortfall else "no answer"
-        return _sections(said, _listed("one more GiB", report.one_more_gib))
+        more = _listed("one more GiB", report.one_more_gib)
+        return _sections(_origin(report.origin), said, more)
     plan = report.plan
     return _sections(
+        _origin(report.origin),
         _head(plan),
         _places(report.places),
         report.layers,
@@ -40,9 +42,13 @@ def plans_text(report: PlansReport) -> str:
     """Each model's places and speed, and what each concession cost; then the sum by device, and
     which of them never run at once.
     """
-    return _sections(
-        *(_beside(each) for each in report.plans), _sums(report), "\n".join(report.apart)
-    )
+    plans = (_beside(each) for each in report.plans)
+    return _sections(_origin(report.origin), *plans, _sums(report), "\n".join(report.apart))
+
+
+def _origin(origin: str | None) -> str:
+    """Where the profile of another machine is from, which is all there is to believe of it."""
+    return "" if origin is None else f"planned for a profile, {origin}"
 
 
 def _beside(report: PlanReport) -> str:

@@ -1,5 +1,6 @@
 """This machine's hardware as a file that may be handed to others."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -8,11 +9,17 @@ from planners.hardware import HardwareProfile
 from planners.profile_json import RecordedProfile, encode_profile
 
 
-def recorded_now(hardware: HardwareProfile) -> str:
-    """The profile as JSON with today as its origin; folders lose their paths, which name users."""
+def recorded_now(hardware: HardwareProfile, *, dirs: Sequence[str]) -> str:
+    """The profile as JSON with today as its origin; folders lose their paths, which name users.
+
+    `dirs`: the configured folders of models, by whose number each is known, counted as the
+    configuration's mistakes are.
+    """
     today = datetime.now(UTC).date()
+    numbers = {folder: number for number, folder in reversed(list(enumerate(dirs, 1)))}
     storage = tuple(
-        replace(each, folder=f"models.dirs[{index}]") for index, each in enumerate(hardware.storage)
+        replace(each, folder=f"models.dirs[{numbers.get(each.folder, '?')}]")
+        for each in hardware.storage
     )
     origin = f"recorded by inferenceosd {__version__} on {today}"
     return encode_profile(RecordedProfile(origin, replace(hardware, storage=storage)))

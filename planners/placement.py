@@ -20,6 +20,7 @@ from planners.hardware import DeviceId, HardwareProfile
 from planners.layout.asked import asked
 from planners.layout.budget import freed
 from planners.layout.dry_run_reasons import told_by_dry_runs
+from planners.layout.engine_choice import engine_reason
 from planners.layout.explanation import explained
 from planners.layout.measures import Drawings, Measures
 from planners.layout.placed import Placed
@@ -218,6 +219,7 @@ def _launch(search: Search, placed: Placed) -> LaunchPlan:
 def _reasons(
     search: Search, placed: Placed, *, predicted: tuple[DeviceBytes, ...], cache: PromptCache
 ) -> Iterator[Reason]:
+    yield from engine_reason(placed)
     yield from explained(
         search.info,
         search.asked,

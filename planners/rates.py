@@ -1,5 +1,6 @@
 """What devices do in a second: learned here, else by data sheet, else by kind of device. Pure."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -7,13 +8,27 @@ from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfil
 from planners.lessons import NOTHING_LEARNED, Learned
 
 # Of the peak that a data sheet names, this much reaches a decode. llama.cpp on an M1 Max: 44 to 58
-# percent by weight type (llama.cpp issue 27525).
-DECODE_SHARE = 0.55
-# A prompt's products run on matrix units where there are any, which the peak leaves out, and below
-# it elsewhere: about the peak itself. [choice]
-PROMPT_SHARE = 0.7
+# percent by weight type (llama.cpp issue 27525); 8B in 4 bits on an RX 7900 XTX: 62 percent (pull
+# request 26284).
+DECODE_SHARE = 0.6
+# NVIDIA's read nearer to their peak: 8B and 7B in 4 bits at 157 tokens/s on an RTX 3090, 57 on a
+# P40 (pull requests 15802 and 4766), 72 on an RTX 2080: 91, 65 and 82 percent beside the launches.
+NVIDIA_DECODE_SHARE = 0.8
+# NVIDIA's cards by their peak, which leaves tensor cores out: 8B in 4 bits at 10100 tokens/s on an
+# RTX 4090 and at 4280 on an RTX 3090 (pull request 8278), 13B at 1490 on an RTX 2080 Ti, come to
+# 1.5, 1.5 and 2.1 times what NVML tells; without such cores, 830 on a P40 (7716) to the peak.
+TENSOR_SHARE = 1.5
+PROMPT_SHARE = 1.0
+_WITHOUT_TENSOR_CORES = re.compile(
+    r"\b(GTX|GT \d|MX\d|TITAN X|(Tesla|Quadro) [KMP]\d|P4\b|P40\b|P6\b|P100\b)", re.IGNORECASE
+)
+# Others by their memory, with which makers let arithmetic grow: operations per byte of its peak.
+# 7B and 8B in 4 bits on an M2 Ultra and an M1 Max: 19 (pull request 3084); 8B on an RX 7900 XTX: 50
+# (26284), 13B on an RX 6800 XT: 35 (2059), a 30B with experts on a Radeon 8060S: 35 (issue 22375).
+FLOPS_PER_BYTE = {DeviceKind.INTEGRATED: 20.0, DeviceKind.DISCRETE: 40.0}
 
-# Without a data sheet: bytes/s of memory and operations/s by kind. [choice, middle of the field]
+# Where nobody tells either: bytes/s of memory and operations/s by kind. [choice, middle of the
+# field]
 _MEMORY_BYTES_PER_S = {DeviceKind.DISCRETE: 450e9, DeviceKind.UNKNOWN: 200e9}
 _FLOPS = {
     DeviceKind.DISCRETE: 15e12,
@@ -120,26 +135,40 @@ def _barriers_s(host: Host, *, n_threads: int) -> float:
 
 
 def _rate(device: Device, host: Rate) -> Rate:
-    flops = _FLOPS.get(device.kind, host.flops * SOFTWARE_SHARE)
-    if device.compute_flops is not None:
-        flops = device.compute_flops * PROMPT_SHARE
     link = device.link_bytes_per_s or PCIE_BYTES_PER_S
     if device.kind is DeviceKind.REMOTE:
         if device.is_loopback:  # this very processor
             return replace(host, hop_s=LOOPBACK_HOP_S)
         link = device.link_bytes_per_s or REMOTE_LINK_BYTES_PER_S
     hop_s = REMOTE_HOP_S if device.kind is DeviceKind.REMOTE else HOP_S
+    flops = _flops(device, host)
     return Rate(_memory(device, host), flops, KERNELS_S, UBATCH_KERNELS_S, hop_s, link)
+
+
+def _flops(device: Device, host: Rate) -> float:
+    """Operations/s of a prompt's products on a device."""
+    if device.compute_flops is not None:
+        has_tensor_cores = _is_nvidia(device) and not _WITHOUT_TENSOR_CORES.search(device.name)
+        return device.compute_flops * (TENSOR_SHARE if has_tensor_cores else PROMPT_SHARE)
+    kind = DeviceKind.DISCRETE if "radeon" in device.name.lower() else device.kind
+    if device.bandwidth_bytes_per_s is not None and kind in FLOPS_PER_BYTE:
+        return device.bandwidth_bytes_per_s * FLOPS_PER_BYTE[kind]
+    return _FLOPS.get(device.kind, host.flops * SOFTWARE_SHARE)
+
+
+def _is_nvidia(device: Device) -> bool:
+    return device.engine_name("cuda") is not None or "nvidia" in device.name.lower()
 
 
 def _memory(device: Device, host: Rate) -> float:
     """Bytes/s that a decode reads on a device."""
+    share = NVIDIA_DECODE_SHARE if _is_nvidia(device) else DECODE_SHARE
     if device.bandwidth_bytes_per_s is not None:
-        return device.bandwidth_bytes_per_s * DECODE_SHARE
+        return device.bandwidth_bytes_per_s * share
     if device.kind is DeviceKind.INTEGRATED:
         return host.bytes_per_s  # the same memory by the same bus
     if device.kind is DeviceKind.SOFTWARE:
         return host.bytes_per_s * SOFTWARE_SHARE
     if device.kind is DeviceKind.REMOTE:
         return REMOTE_BYTES_PER_S
-    return _MEMORY_BYTES_PER_S[device.kind] * DECODE_SHARE
+    return _MEMORY_BYTES_PER_S[device.kind] * share

@@ -14,6 +14,7 @@ class ReasonKind(Enum):
 
     FILE = "file"  # what the model's header lacks or gets wrong
     CONTEXT_CUT = "context-cut"  # more was asked for than the model was trained for
+    ENGINE = "engine"  # another one than the first by order
     CACHE_TYPE = "cache-type"  # of the KV cache: other than asked for, or conceded
     DEVICE_UNUSED = "device-unused"
     CONTEXT = "context"

@@ -198,7 +198,8 @@ def times_s(
     asked = asked or loads(model, shape, used_tokens=used_tokens)
     owners = _owners(model, shape)
     host, n_ubatch = rates[HOST], n_tokens(shape)
-    borrower = rates[owners[-1]] if shape.split else None
+    # The first of `--device` computes for the host (ggml-backend.cpp, backend_id_from_cur).
+    borrower = rates[shape.split[0][0]] if shape.split else None
     token_s = STEP_S / n_ubatch + _prompt_hops_s(model, shape, rates, n_ubatch=n_ubatch)
     total_s = STEP_S + _hops_s(model, shape, rates)
     known: dict[tuple[int, DeviceId, bool], tuple[float, float]] = {}  # few layers are unlike

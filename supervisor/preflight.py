@@ -58,7 +58,7 @@ class PreflightCache:
             fresh.write_bytes(msgspec.json.encode(self._known))
             fresh.replace(self._path)
         except OSError as exc:
-            log.warning("preflight.not_kept", path=str(self._path), why=str(exc))
+            log.warning("dry_run.not_kept", path=str(self._path), why=str(exc))
 
 
 def _loaded(path: Path | None) -> dict[str, dict[DeviceId, Reserved]]:
@@ -69,7 +69,7 @@ def _loaded(path: Path | None) -> dict[str, dict[DeviceId, Reserved]]:
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError) as exc:
-        log.warning("preflight.unreadable", path=str(path), why=str(exc))
+        log.warning("dry_run.unreadable", path=str(path), why=str(exc))
         return {}
     return {
         key: {DeviceId(name): reserved for name, reserved in told.items()}
@@ -102,9 +102,9 @@ async def preflight(
     found = await _dry_run(plan, engine=engine, environ=environ, cwd=cwd, limit_s=limit_s)
     spent_s = round(monotonic() - started_s, 3)
     if isinstance(found, PreflightFailed):
-        log.warning("preflight.failed", model_id=plan.model_id, reason=found.reason)
+        log.warning("dry_run.failed", model_id=plan.model_id, reason=found.reason)
         return found
-    log.info("preflight.done", model_id=plan.model_id, spent_s=spent_s)
+    log.info("dry_run.done", model_id=plan.model_id, spent_s=spent_s)
     cache.remember(key, found)
     return found
 

@@ -7,10 +7,12 @@ from planners.backends import Engine
 from planners.dry_runs import DryRunKey
 from planners.hardware import HOST, DeviceId
 from planners.kv_cache import LaunchShape
+from planners.layout.asked import CONTEXT_WORTH_LAYERS
 from planners.layout.budget import Budgets
 from planners.plan import DeviceBytes
 from planners.speed import NOTICED, PROMPT_WEIGHT, Speed
 
+ALIKE = 1.1  # how fast two engines are on one device is told no better than this
 WORTH_STOPPING = 1.1  # an idle model is stopped for a launch that is faster by this, not for less
 
 
@@ -25,12 +27,28 @@ class Placed:
     speed: Speed
     doubt: DryRunKey | None = None
     """It fits by what is expected alone; a dry run of this decides."""
+    passed_over: "Placed | None" = None
+    """The best way of an engine that comes before, where this one's is better."""
 
     @property
     def token_s(self) -> float:
         """What placement minimises: seconds per token decoded, and a little of the prompt."""
         prompt_s = PROMPT_WEIGHT / self.speed.prompt_tokens_per_s
         return 1 / self.speed.decode_tokens_per_s + prompt_s
+
+    @property
+    def worthy_context(self) -> int:
+        """Tokens of one request, as far as more of them count between equals."""
+        return min(self.shape.n_ctx_seq, CONTEXT_WORTH_LAYERS)
+
+    def is_like(self, other: "Placed") -> bool:
+        """Whether it is as fast as `other`, as far as can be told of two engines.
+
+        Where it has fewer layers on devices, by what anybody would notice: more memory shall never
+        mean fewer layers there.
+        """
+        has_as_many = self.shape.n_gpu_layers >= other.shape.n_gpu_layers
+        return self.token_s <= other.token_s * (ALIKE if has_as_many else NOTICED)
 
     @property
     def is_wanted(self) -> bool:
@@ -70,11 +88,18 @@ class Placed:
 def fastest(heads: Sequence[Placed | None]) -> Placed | None:
     """The fastest of each engine's best way, the processor's last.
 
-    The first engine's where it is as fast as predictions can tell: less than NOTICED slower.
+    Of engines that are as fast as predictions can tell, the one with more context, as far as that
+    is worth anything; of equals the first. The processor's only where it is faster than all by what
+    anybody would notice.
     """
     *devices, on_host = heads
     found = [placed for placed in devices if placed is not None]
     if on_host is not None and not any(placed.is_wanted for placed in found):
-        found.append(on_host)
-    enough_s = NOTICED * min((placed.token_s for placed in found), default=0.0)
-    return next((placed for placed in found if placed.token_s <= enough_s), None)
+        found = [placed for placed in found if placed.token_s <= NOTICED * on_host.token_s]
+        if not found:
+            return on_host
+    best = min(found, key=lambda placed: placed.token_s, default=None)
+    if best is None:
+        return None
+    alike = (placed for placed in found if placed.is_like(best))
+    return max(alike, key=lambda placed: placed.worthy_context)

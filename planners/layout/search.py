@@ -84,7 +84,7 @@ class Search:
         )
 
     def best(self, engines: tuple[Engine, ...]) -> Placed | None:
-        """The fastest placement, of equals by the first engine that has it.
+        """The fastest placement, of engines that are alike by the first that has it.
 
         The search goes by estimates; the graph of the winner alone is drawn. Where it does not fit
         then, it is laid out anew around its buffers, or the next one takes its place.
@@ -98,7 +98,9 @@ class Search:
         while (found := fastest(heads)) is not None:
             i = next(i for i, head in enumerate(heads) if head is found)
             if found is settled.get(i):
-                return found
+                before = heads[:i] if found.shape.split else []
+                over = next((head for head in before if head is not None), None)
+                return replace(found, passed_over=over)
             if (exact := self._settled(found)) is not None:
                 heads[i] = settled[i] = exact
             else:

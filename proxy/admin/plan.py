@@ -71,6 +71,8 @@ class PlanReport:
     unused: tuple[UnusedReport, ...] = ()
     one_more_gib: tuple[str, ...] = ()
     """What one more GiB would bring, a sentence per place where it brings something."""
+    origin: str | None = None
+    """Of a recorded machine: where its profile is from ("synthetic: …"); None of this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ class PlansReport:
     """Of those that fit, by device."""
     apart: tuple[str, ...] = ()
     """Which of them never run at once, and why, a sentence each."""
+    origin: str | None = None
+    """As of each of them."""
 
     @property
     def fits(self) -> bool:
@@ -103,12 +107,13 @@ class PlansReport:
         return all(report.plan is not None for report in self.plans)
 
 
-def plans_report(outlooks: Sequence[Outlook]) -> PlansReport:
-    """The planner's answers, with what they come to."""
-    reports = tuple(plan_report(each) for each in outlooks)
+def plans_report(outlooks: Sequence[Outlook], *, origin: str | None = None) -> PlansReport:
+    """The planner's answers, with what they come to. `origin`: of a recorded machine."""
+    reports = tuple(plan_report(each, origin=origin) for each in outlooks)
     hardware = outlooks[0].hardware if outlooks else None
     sums = () if hardware is None else tuple(_sums(reports, hardware))
-    return PlansReport(reports, sums, tuple(said for each in outlooks for said in each.apart))
+    apart = tuple(said for each in outlooks for said in each.apart)
+    return PlansReport(reports, sums, apart, origin)
 
 
 def _sums(reports: Sequence[PlanReport], hardware: HardwareProfile) -> Iterator[SumReport]:
@@ -133,8 +138,8 @@ def _sums(reports: Sequence[PlanReport], hardware: HardwareProfile) -> Iterator[
         )
 
 
-def plan_report(outlook: Outlook) -> PlanReport:
-    """The planner's answer, explained."""
+def plan_report(outlook: Outlook, *, origin: str | None = None) -> PlanReport:
+    """The planner's answer, explained. `origin`: of a recorded machine."""
     match outlook.answer:
         case LaunchPlan() as plan:
             return PlanReport(
@@ -145,6 +150,7 @@ def plan_report(outlook: Outlook) -> PlanReport:
                 argv=_argv(plan, outlook),
                 unused=tuple(_unused(plan, outlook.hardware)),
                 one_more_gib=outlook.one_more_gib,
+                origin=origin,
             )
         case Shortfall() as lack:
             missing = {str(device): n for device, n in lack.missing_bytes.items()}
@@ -152,6 +158,7 @@ def plan_report(outlook: Outlook) -> PlanReport:
                 plan=None,
                 shortfall=ShortfallReport(lack.model_id, missing, lack.reason),
                 one_more_gib=outlook.one_more_gib,
+                origin=origin,
             )
 
 

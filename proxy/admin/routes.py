@@ -190,26 +190,22 @@ class _Door:
     async def plan(self, request: Request) -> PlanReport:
         asked = decoded(await _body(request, limit_bytes=MAX_PLAN_BYTES), _PLAN_REQUEST)
         _check_numbers(asked)
+        hardware, origin = _machine(asked.hardware)
         outlook = await self._service.plan(
-            asked.model,
-            context=asked.context,
-            parallel=asked.parallel,
-            hardware=_hardware(asked.hardware),
+            asked.model, context=asked.context, parallel=asked.parallel, hardware=hardware
         )
-        return plan_report(outlook)
+        return plan_report(outlook, origin=origin)
 
     async def plans(self, request: Request) -> PlansReport:
         asked = decoded(await _body(request, limit_bytes=MAX_PLAN_BYTES), _PLANS_REQUEST)
         _check_numbers(asked)
         if not 1 <= len(asked.models) <= MAX_TOGETHER:
             raise BadRequest(f"name 1 to {MAX_TOGETHER} models", param="models")
+        hardware, origin = _machine(asked.hardware)
         outlooks = await self._service.plan_together(
-            asked.models,
-            context=asked.context,
-            parallel=asked.parallel,
-            hardware=_hardware(asked.hardware),
+            asked.models, context=asked.context, parallel=asked.parallel, hardware=hardware
         )
-        return plans_report(outlooks)
+        return plans_report(outlooks, origin=origin)
 
     async def profile(self, _: Request) -> msgspec.Raw:
         return msgspec.Raw((await self._service.profile()).encode())
@@ -263,11 +259,15 @@ def _check_numbers(asked: _PlanRequest | _PlansRequest) -> None:
             raise BadRequest(f"{name} must be from 1 to {MAX_NUMBER}", param=name)
 
 
-def _hardware(text: str | None) -> HardwareProfile | None:
+def _machine(text: str | None) -> tuple[HardwareProfile | None, str | None]:
+    """A recorded machine and where its profile is from; None, None for this one."""
+    if text is None:
+        return None, None
     try:
-        return None if text is None else decode_profile(text).hardware
+        recorded = decode_profile(text)
     except BadProfile as exc:
         raise BadRequest(str(exc), param="hardware") from exc
+    return recorded.hardware, recorded.origin
 
 
 def _is_followed(query: Mapping[str, str]) -> bool:

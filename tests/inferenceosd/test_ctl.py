@@ -359,6 +359,7 @@ def test_a_plan_for_another_machine_goes_to_the_daemon_with_the_machine(
     result = ctl(served, "plan", "qwen", "--hardware", str(spark))
 
     assert result.exit_code == 0
+    assert "planned for a profile, synthetic: DGX Spark" in result.output
     assert service.asked == [
         ("plan", "qwen", None, None, decode_profile(spark.read_text()).hardware)
     ]

@@ -53,6 +53,7 @@ def test_a_file_is_planned_for_another_machine(ctl: CliRunner) -> None:
     report = json.loads(result.output)
     assert report["plan"]["devices"][0][1] == "CUDA0"
     assert report["argv"][0] == "llama-server"
+    assert report["origin"].startswith("synthetic: a laptop")
     assert [each["name"] for each in report["unused"]] == ["Intel(R) Iris(R) Xe Graphics (RPL-P)"]
 
 
@@ -66,6 +67,7 @@ def test_several_files_are_planned_beside_each_other(
     result = run(ctl, "plan", model, other, model, "--hardware", card, "--json")
 
     report = json.loads(result.output)
+    assert report["origin"].startswith("synthetic: ")
     assert [each["plan"]["model_id"] for each in report["plans"]] == ["tiny", "other"]
     for total in report["sums"]:
         of_each = [p for each in report["plans"] for p in each["places"]]

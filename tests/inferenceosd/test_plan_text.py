@@ -102,6 +102,16 @@ def test_a_shortfall_says_what_is_missing_where_and_what_would_help() -> None:
     assert plan_text(bare) == "qwen does not fit: no llama-server runs here"
 
 
+def test_a_plan_for_a_recorded_machine_says_what_its_profile_is() -> None:
+    told = "planned for a profile, synthetic: by its data sheet\n\nqwen"
+    origin = "synthetic: by its data sheet"
+    lacking = replace(OUTLOOK, answer=SHORTFALL)
+
+    assert plan_text(plan_report(OUTLOOK, origin=origin)).startswith(f"{told}: vulkan")
+    assert plan_text(plan_report(lacking, origin=origin)).startswith(f"{told} does not fit")
+    assert plans_text(plans_report([OUTLOOK, lacking], origin=origin)).startswith(f"{told}: vulkan")
+
+
 TOGETHER_TEXT = """\
 qwen: vulkan, context 4096 × 2, 29 layers on devices
 DEVICE            NAME                     LAYERS    WEIGHTS         KV    COMPUTE      OTHER      TOTAL      FREE      LEFT

@@ -45,8 +45,8 @@ def test_a_recorded_machine_has_today_as_its_origin_and_no_path_of_a_user() -> N
     hardware = decode_profile((PROFILES / "no-gpu.json").read_text()).hardware
     private = replace(hardware, storage=(Storage("/home/ada/models", 1, None),))
 
-    recorded = decode_profile(recorded_now(private))
+    recorded = decode_profile(recorded_now(private, dirs=("/not/there", "/home/ada/models")))
 
     assert recorded.origin.startswith("recorded by inferenceosd ")
-    assert recorded.hardware.storage == (Storage("models.dirs[0]", 1, None),)
+    assert recorded.hardware.storage == (Storage("models.dirs[2]", 1, None),)
     assert recorded.hardware.host == hardware.host

@@ -46,8 +46,9 @@ def test_the_daemons_own_machine_is_recorded_and_planned_for_again(
     planned = daemon.ctl("plan", MODEL, "--hardware", str(here))
 
     assert recorded.returncode == 0, recorded.stderr
-    assert decode_profile(here.read_text()).hardware.storage[0].folder == "models.dirs[0]"
-    assert planned.stdout.startswith(f"{MODEL}: ")
+    assert decode_profile(here.read_text()).hardware.storage[0].folder == "models.dirs[1]"
+    assert planned.stdout.startswith("planned for a profile, recorded by inferenceosd ")
+    assert f"\n{MODEL}: " in planned.stdout
 
 
 def test_the_doctor_finds_nothing_wrong_with_a_daemon_that_serves(start: Any) -> None:

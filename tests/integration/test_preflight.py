@@ -53,7 +53,7 @@ def said(instance: Any) -> str:
 
 
 def dry_runs(daemon: StartedDaemon) -> int:
-    return daemon.log().count("preflight.done")
+    return daemon.log().count("dry_run.done")
 
 
 def test_what_fits_by_its_upper_bound_is_not_run_dry(start: Any, model_dir: Path) -> None:

@@ -141,6 +141,38 @@ def test_an_engine_that_gets_more_layers_onto_devices_wins() -> None:
     assert (plan.backend, plan.n_gpu_layers) == ("vulkan", 33)
 
 
+def test_another_engine_than_the_first_is_taken_for_more_layers_on_devices() -> None:
+    """Vulkan has 350 MiB more room than CUDA, which is much or nothing by what is left over."""
+    partial, whole = planned(machine(nvidia(0, 4))), planned(machine(nvidia(0, 8)))
+
+    assert partial.backend == "vulkan"
+    (why,) = _about_the_engine(partial)
+    assert why.startswith("vulkan rather than cuda, which has less room here: decode at ")
+    assert whole.backend == "cuda"
+    assert _about_the_engine(whole) == []
+
+
+def test_an_experts_place_is_not_worth_another_engine_than_the_first() -> None:
+    experts = model_info(layer_bytes=200 * MIB, expert_bytes=190 * MIB)
+
+    plans = [planned(machine(nvidia(0, 4 + i / 4)), served(experts)) for i in range(8)]
+
+    assert all(0 < plan.n_cpu_moe < 32 and plan.n_gpu_layers == 33 for plan in plans)
+    assert {plan.backend for plan in plans} == {"cuda"}
+
+
+def test_of_engines_that_are_alike_the_one_with_room_for_a_usual_context_is_taken() -> None:
+    plan, roomy = planned(machine(nvidia(0, 4.9))), planned(machine(nvidia(0, 5.1)))
+
+    assert (plan.backend, plan.n_gpu_layers, plan.context) == ("vulkan", 33, 4096)
+    assert "4096 rather than 2048 tokens of context" in " ".join(_about_the_engine(plan))
+    assert (roomy.backend, roomy.n_gpu_layers, roomy.context) == ("cuda", 33, 4096)
+
+
+def _about_the_engine(plan: LaunchPlan) -> list[str]:
+    return [reason.text for reason in plan.reasons if reason.kind is ReasonKind.ENGINE]
+
+
 @pytest.mark.parametrize(
     ("gib", "context"),
     [
@@ -408,7 +440,7 @@ def test_a_device_that_slows_the_launch_down_is_left_out_with_the_reason() -> No
 
     assert [device for device, _, _ in plan.devices] == [CARD.device_id]
     assert plan.n_gpu_layers < 33
-    assert any("a slow card is not used: at 11 GB/s" in reason.text for reason in plan.reasons)
+    assert any("a slow card is not used: at 16 GB/s" in reason.text for reason in plan.reasons)
 
 
 def test_a_processor_faster_than_every_device_does_it_alone() -> None:

@@ -1,9 +1,22 @@
 from dataclasses import replace
 
 from planners.hardware import HOST, DeviceId, DeviceKind
+from planners.kv_cache import LaunchShape
 from planners.lessons import NOTHING_LEARNED, Learned
-from planners.rates import BARRIERS, DECODE_SHARE, KERNELS_S, SPIN_S, rates
-from tests.fakes.machines import INTEGRATED, LLVMPIPE, machine, nvidia
+from planners.rates import (
+    BARRIERS,
+    DECODE_SHARE,
+    FLOPS_PER_BYTE,
+    KERNELS_S,
+    NVIDIA_DECODE_SHARE,
+    PROMPT_SHARE,
+    SPIN_S,
+    TENSOR_SHARE,
+    rates,
+)
+from planners.sizes import MIB
+from planners.speed import speed
+from tests.fakes.machines import INTEGRATED, LLVMPIPE, machine, model_info, nvidia
 
 
 def test_what_was_learned_outranks_every_table() -> None:
@@ -21,9 +34,58 @@ def test_a_data_sheet_counts_before_the_kind() -> None:
 
     known = rates(machine(card, other), n_threads=4, learned=NOTHING_LEARNED)
 
-    assert known[card.device_id].bytes_per_s == DECODE_SHARE * 1000e9
+    assert known[card.device_id].bytes_per_s == NVIDIA_DECODE_SHARE * 1000e9
     assert known[card.device_id].layer_s == KERNELS_S
     assert known[other.device_id].bytes_per_s < known[card.device_id].bytes_per_s
+
+
+def test_nvidias_cards_compute_by_their_tensor_cores_where_they_have_any() -> None:
+    new, old = (
+        replace(nvidia(i, 24), name=name, compute_flops=10e12)
+        for i, name in enumerate(("NVIDIA GeForce RTX 3090", "Tesla P40"))
+    )
+
+    known = rates(machine(new, old), n_threads=4)
+
+    assert known[new.device_id].flops == TENSOR_SHARE * 10e12
+    assert known[old.device_id].flops == PROMPT_SHARE * 10e12
+
+
+def test_other_gpus_compute_by_their_memory() -> None:
+    def flops(kind: DeviceKind, name: str) -> float:
+        gpu = replace(INTEGRATED, kind=kind, name=name, bandwidth_bytes_per_s=100e9)
+        return rates(machine(gpu), n_threads=4)[gpu.device_id].flops
+
+    mac, card = flops(DeviceKind.INTEGRATED, "Apple M2"), flops(DeviceKind.DISCRETE, "a card")
+
+    assert mac == FLOPS_PER_BYTE[DeviceKind.INTEGRATED] * 100e9
+    assert card == FLOPS_PER_BYTE[DeviceKind.DISCRETE] * 100e9
+    assert flops(DeviceKind.INTEGRATED, "AMD Radeon 8060S Graphics") == card
+
+
+def test_an_8b_model_is_predicted_as_fast_as_others_measured_it() -> None:
+    """Prompt and decode tokens/s in 4 bits, within a half more or a third less: see rates.py."""
+    measured = {
+        "NVIDIA GeForce RTX 4090": (1008e9, 101.7e12, 10119.0, 150.0),
+        "NVIDIA GeForce RTX 3090": (936e9, 44e12, 4279.0, 157.0),
+        "Apple M1 Max": (400e9, None, 500.0, 46.2),
+        "AMD Radeon RX 7900 XTX": (960e9, None, 3189.0, 106.0),
+    }
+    info = model_info(n_layer=32, layer_bytes=125 * MIB)
+    for name, (bandwidth, flops, prompt, decode) in measured.items():
+        kind = DeviceKind.INTEGRATED if "Apple" in name else DeviceKind.DISCRETE
+        gpu = replace(
+            nvidia(0, 24), name=name, kind=kind, bandwidth_bytes_per_s=bandwidth,
+            compute_flops=flops, engine_names=(("vulkan", "Vulkan0"),),
+        )  # fmt: skip
+        shape = LaunchShape(
+            n_ctx=4096, n_parallel=1, n_batch=512, n_ubatch=512, split=((gpu.device_id, 33),)
+        )
+
+        told = speed(info, shape, rates=rates(machine(gpu), n_threads=4))
+
+        assert 0.67 < told.prompt_tokens_per_s / prompt < 1.5, (name, told)
+        assert 0.67 < told.decode_tokens_per_s / decode < 1.5, (name, told)
 
 
 def test_an_integrated_gpu_reads_as_fast_as_its_host_and_computes_faster() -> None:
