@@ -16,6 +16,7 @@ from planners.hardware import HOST, DeviceId
 from planners.kv_cache import F32_BYTES, LaunchShape, kept_bytes
 from planners.model import ModelInfo
 from planners.plan import DeviceBytes
+from planners.repack import repacking_bytes
 
 HOST_BASE_BYTES = 100 << 20  # a child's own memory; 61 to 72 MiB were measured
 HOST_BYTES_PER_TOKEN_TEXT = 512  # its copy of the vocabulary
@@ -168,6 +169,7 @@ def _weights(
         sums[HOST] += moved
         sums[owner] -= moved
     found = Counter(sums)
+    found[HOST] += repacking_bytes(model, shape, owners, left)
     if owners[-1] == HOST:
         found[HOST] += model.output_bytes - model.tied_bytes
         return found

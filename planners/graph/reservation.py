@@ -85,7 +85,9 @@ def _drawn(
     sketch = _Sketch(
         known=known,
         # Two splits with one outline have one graph: what tells them apart is left out.
-        shape=replace(shape, split=(), n_cpu_moe=0, on_host=(), binding_limits=()),
+        shape=replace(
+            shape, split=(), n_cpu_moe=0, on_host=(), binding_limits=(), host_tiles=False
+        ),
         layers=tuple((firsts[i], place[owners[i]], left[i]) for i in part.layers),
         is_local=tuple(not is_remote(device) for device in devices),
         bindings=tuple(limits.get(device) for device in devices),
