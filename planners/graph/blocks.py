@@ -29,6 +29,8 @@ from planners.model import LayerInfo, LayerKind, ModelInfo, WeightInfo
 
 ROTATED_STEP = 64  # quantised caches of such head widths are rotated (llama-kv-cache.cpp)
 
+_GATES_WITHIN = ("phi3", "glm4")  # the gate is the first half of ffn_up
+
 
 @dataclass(frozen=True, slots=True)
 class Placed:
@@ -295,6 +297,8 @@ class Builder:
             x = like("glu", self.biased(at, f"ffn_gate{suffix}", gate), up)
         elif self.model.architecture.startswith("nemotron"):
             x = like("sqr", like("unary", up))
+        elif self.model.architecture in _GATES_WITHIN:
+            x = Node("glu", (up.ne[0] // 2, *up.ne[1:]), src=(up,))
         else:
             x = like("unary", up)
         x = self.linear(at, f"ffn_down{suffix}", x)
