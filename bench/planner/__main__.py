@@ -19,6 +19,7 @@ from planners.graph.reservation import forget
 
 TABLE = Path(__file__).parents[1] / "data" / "planning_actuals.jsonl"
 SHAPES = TABLE.with_name("planning_shapes.jsonl")
+OTHERS = TABLE.with_name("planning_others.jsonl")
 
 
 def main() -> None:
@@ -26,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench-planner", description=__doc__)
     rows = os.environ.get("ROWS")
     parser.add_argument(
-        "--rows", type=Path, nargs="*", default=[Path(rows)] if rows else [TABLE, SHAPES],
+        "--rows", type=Path, nargs="*", default=[Path(rows)] if rows else [TABLE, SHAPES, OTHERS],
         help="tables of launches (those in bench/data)",
     )  # fmt: skip
     parser.add_argument("--live", type=int, default=5, help="models loaded live (5; 0 for none)")

@@ -21,8 +21,19 @@ OTHERS = (*DENSE, *MIXTURES, "lfm2moe")
 """Kinds that the measured tables lack."""
 _DEEP = 27  # layers of the one deepseek2 that loads without a compressed query
 _TYPES = {name: number for number, kind in TENSOR_TYPES.items() for name in (kind.name,)}
-_TIED = ("gemma", "gemma2", "gemma3")
-_UNTIED = ("gpt-oss", "olmo2", "olmoe", "qwen2moe", "dots1", "deepseek", *BERTS)
+_TIED = ("command-r", "gemma", "gemma2", "gemma3")
+_UNTIED = (
+    "internlm2",
+    "stablelm",
+    "minimax-m2",
+    "gpt-oss",
+    "olmo2",
+    "olmoe",
+    "qwen2moe",
+    "dots1",
+    "deepseek",
+    *BERTS,
+)
 _WEIGHTS = ("q8_0", "q8_0", "q4_0", "q4_0", "f16", "q4_1", "q5_0", "q6_k", "q4_k", "bf16")
 _EXPERTS = ("q8_0", "q4_0", "mxfp4", "f16")
 _MIXED = (
@@ -147,8 +158,11 @@ def _mixtral(rng: Random, n_embd: int, n_layer: int) -> Numbers:
 
 
 _WINDOWED = ("olmo2", "exaone4")
-_NARROW = ("qwen2vl", "phi3", "olmo2", "exaone4", "qwen2moe", "olmoe", "ernie4_5-moe", "granite",
-           "granitemoe", "deepseek")  # fmt: skip
+_NARROW = (
+    "exaone", "starcoder2", "stablelm", "command-r", "minicpm", "internlm2", "qwen2vl", "phi3",
+    "olmo2", "exaone4", "qwen2moe", "olmoe", "ernie4_5-moe", "granite", "granitemoe", "deepseek",
+)  # fmt: skip
+"""Kinds whose loaders know no heads but those that make up the model's width."""
 
 
 def _other(kind: str) -> Callable[[Random, int, int], Numbers]:
@@ -161,7 +175,9 @@ def _other(kind: str) -> Callable[[Random, int, int], Numbers]:
             told["attention.sliding_window"] = rng.choice((64, 128, 500, 1024))
         if kind.startswith("granite"):
             told |= {f"{name}_scale": 3.0 for name in ("embedding", "residual", "logit")}
-        if kind == "qwen2vl":
+        if kind in ("command-r", "starcoder2", "stablelm"):
+            told |= {"attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.5}
+        if kind in ("qwen2vl", "qwen3vl", "qwen3vlmoe"):
             told = _sections(told)
         if kind in ("olmoe", "dots1"):
             told["attention.head_count_kv"] = told["attention.head_count"]
@@ -172,12 +188,12 @@ def _other(kind: str) -> Callable[[Random, int, int], Numbers]:
 
 def _mixture(rng: Random, n_embd: int, kind: str) -> Numbers:
     told = _moe(rng, n_embd)
-    if kind in ("granitemoe", "olmoe", "hunyuan-moe"):
+    if kind in ("granitemoe", "olmoe", "hunyuan-moe", "minimax-m2"):
         told["feed_forward_length"] = told["expert_feed_forward_length"]
     if kind in ("dots1", "deepseek", "glm4moe"):
         told |= {"expert_shared_count": rng.choice((1, 2)), "leading_dense_block_count": 1}
         told |= {"expert_weights_scale": 2.5, "expert_weights_norm": rng.random() < 0.5}
-    if kind in ("dots1", "glm4moe"):
+    if kind in ("dots1", "glm4moe", "minimax-m2"):
         told["expert_gating_func"] = rng.choice((1, 2))
     if kind in ("qwen2moe", "granitemoe", "hunyuan-moe", "ernie4_5-moe"):
         told["expert_shared_feed_forward_length"] = 32 * rng.randint(1, 6)

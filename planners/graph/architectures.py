@@ -32,22 +32,28 @@ _GEMMAS = ("gemma", "gemma2", "gemma3")
 _SCALED_Q = (*_GEMMAS, "phi3")
 _NO_ROPE = ("jamba", "nemotron_h")
 _ROPE_FIRST = ("hunyuan-dense", "hunyuan-moe")  # their heads are normalised after it
-_WHOLE_NORMS = ("olmo2", "olmoe")  # Q and K are normalised whole, before they are heads
+_WHOLE_NORMS = (
+    "olmo2",
+    "olmoe",
+    "minimax-m2",
+)  # Q and K are normalised whole, before they are heads
 _UNPINNED_NORMS = (*_GEMMAS, "olmo2", "exaone4")  # the last of a layer, named without it
 _SKIP_FIRST = ("jamba", "lfm2", "lfm2moe", "phi3")  # what is added to what
 _RAW_WEIGHTS = ("jamba", "qwen2moe", "olmoe", "deepseek")  # of experts, not made to sum up to 1
-_FOUR_POSITIONS = ("qwen35", "qwen35moe", "qwen2vl")
+_FOUR_POSITIONS = ("qwen35", "qwen35moe", "qwen2vl", "qwen3vl", "qwen3vlmoe")
 _DENSE = ("llama", "mistral3", "qwen2", "qwen2vl", "qwen3", "smollm3", "seed_oss", "granite",
-          "ernie4_5", "gemma", "glm4", "phi3", "olmo2", "exaone4", "hunyuan-dense")  # fmt: skip
+          "ernie4_5", "gemma", "glm4", "phi3", "olmo2", "exaone4", "hunyuan-dense", "exaone",
+          "internlm2", "minicpm", "arcee", "qwen3vl", "command-r", "starcoder2",
+          "stablelm")  # fmt: skip
 _MIXTURES = ("qwen2moe", "qwen3moe", "gpt-oss", "granitemoe", "ernie4_5-moe", "glm4moe", "olmoe",
-             "dots1", "deepseek", "hunyuan-moe", "lfm2moe")  # fmt: skip
+             "dots1", "deepseek", "hunyuan-moe", "lfm2moe", "minimax-m2", "qwen3vlmoe")  # fmt: skip
 _SIGMOID = 2  # llama.h, LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID
 _BERTS = ("bert", "nomic-bert")
 KNOWN = frozenset({
     *_DENSE, *_MIXTURES, *_GEMMAS, "deepseek2", "mamba", "mamba2", "jamba", "granitehybrid",
     "nemotron_h", "lfm2", *DELTA_NETS, *_BERTS,
 })  # fmt: skip
-"""Architectures whose graphs are drawn; others are estimated by planners.compute."""
+"""Architectures whose own graphs are drawn; others are drawn like them, or estimated."""
 
 
 def draw(build: Builder, layers: Sequence[Placed], *, output: int, host: int) -> None:
@@ -139,6 +145,7 @@ def _layer(
     arch, skip = build.model.architecture, x
     if at.layer.weight("attn_norm.weight") is not None:
         x = build.norm(at, "attn_norm", x)
+    normed = x
     if arch in DELTA_NETS:
         build.expand(x)
     if at.layer.kind is LayerKind.RECURRENT:
@@ -151,6 +158,9 @@ def _layer(
         return like("add", build.ffn(at, x), skip)
     if out_ids is not None:
         x, skip = get_rows(x, out_ids), get_rows(skip, out_ids)
+    if _is_parallel(at):
+        normed = normed if out_ids is None else get_rows(normed, out_ids)
+        return like("add", like("add", build.ffn(at, normed), skip), x)
     if at.layer.weight("post_ffw_norm.weight") is not None:
         x = build.norm(at, "post_attention_norm", x)
     if arch in _GRANITES:
@@ -159,6 +169,13 @@ def _layer(
     if arch in ("mamba", "mamba2", "nemotron_h"):
         return x
     return _feed_forward(build, at, x)
+
+
+def _is_parallel(at: Placed) -> bool:
+    """Whether attention and feed-forward network read the same norm, as in command-r."""
+    later = ("ffn_norm", "post_attention_norm", "post_ffw_norm")
+    has_later = any(at.layer.weight(f"{name}.weight") is not None for name in later)
+    return not has_later and at.layer.weight("ffn_up.weight") is not None
 
 
 def _recurrent(build: Builder, at: Placed, x: Node, ids: tuple[Node, Node]) -> Node:

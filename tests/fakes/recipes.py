@@ -14,15 +14,35 @@ Shape = tuple[int, ...]
 Named = Iterator[tuple[str, Shape]]
 BERTS = ("bert", "nomic-bert")
 DENSE = ("mistral3", "smollm3", "qwen2vl", "seed_oss", "granite", "ernie4_5", "gemma", "glm4",
-         "phi3", "olmo2", "exaone4", "hunyuan-dense")  # fmt: skip
+         "phi3", "olmo2", "exaone4", "hunyuan-dense", "exaone", "internlm2", "minicpm",
+         "arcee", "qwen3vl", "command-r", "starcoder2", "stablelm")  # fmt: skip
 MIXTURES = ("qwen2moe", "granitemoe", "ernie4_5-moe", "glm4moe", "olmoe", "dots1", "deepseek",
-            "hunyuan-moe")  # fmt: skip
+            "hunyuan-moe", "minimax-m2", "qwen3vlmoe")  # fmt: skip
 _BIASED = ("qwen2", "qwen2vl", "qwen2moe", "seed_oss", "glm4moe")
-_NORMED = ("qwen3", "qwen3moe", "gemma3", "exaone4", "hunyuan-dense", "hunyuan-moe", "dots1")
-_WHOLE_NORMS = ("olmo2", "olmoe")
+_FULLY_BIASED = ("starcoder2",)
+_LAYER_NORMED = ("starcoder2", "stablelm")
+_UNGATED = ("arcee", "starcoder2")
+_NORMED = (
+    "qwen3vl",
+    "qwen3vlmoe",
+    "qwen3",
+    "qwen3moe",
+    "gemma3",
+    "exaone4",
+    "hunyuan-dense",
+    "hunyuan-moe",
+    "dots1",
+)
+_WHOLE_NORMS = ("olmo2", "olmoe", "minimax-m2")
 _POST_NORMS = ("gemma2", "gemma3", "glm4", "olmo2", "exaone4")
 _NO_PRE_NORMS = ("olmo2", "exaone4")
-_SCORED = ("ernie4_5-moe", "glm4moe", "dots1", "lfm2moe")  # experts with a bias to their scores
+_SCORED = (
+    "minimax-m2",
+    "ernie4_5-moe",
+    "glm4moe",
+    "dots1",
+    "lfm2moe",
+)  # experts with a bias to their scores
 _RANK = 4  # llama.cpp's number of that pooling type
 
 
@@ -110,6 +130,8 @@ def _outside(facts: Facts, *, is_tied: bool) -> Named:
     else:
         is_late = arch in ("lfm2", "lfm2moe")
         yield f"{'token_embd_norm' if is_late else 'output_norm'}.weight", (e,)
+    if arch in _LAYER_NORMED:
+        yield "output_norm.bias", (e,)
     if not is_tied:
         yield "output.weight", (e, facts.n_vocab)
 
@@ -163,17 +185,27 @@ def _llama(facts: Facts, i: int) -> Named:
     if arch not in _NO_PRE_NORMS:
         yield from _norms(facts, "attn_norm")
         late = arch in ("seed_oss", "glm4moe")
-        yield from _norms(facts, "post_attention_norm" if late else "ffn_norm")
+        if arch != "command-r":
+            yield from _norms(facts, "post_attention_norm" if late else "ffn_norm")
+        if arch in _LAYER_NORMED:
+            yield "attn_norm.bias", (facts.n_embd,)
+            yield "ffn_norm.bias", (facts.n_embd,)
     if arch in _POST_NORMS:
         yield from _norms(facts, "post_attention_norm", "post_ffw_norm")
-    yield from _attention(facts, i, qk_norm=arch in _NORMED, bias=arch in _BIASED)
+    yield from _attention(
+        facts, i, qk_norm=arch in _NORMED, bias=arch in (*_BIASED, *_FULLY_BIASED)
+    )
+    if arch in _FULLY_BIASED:
+        yield "attn_output.bias", (facts.n_embd,)
+        yield "ffn_up.bias", (width,)
+        yield "ffn_down.bias", (facts.n_embd,)
     if facts.get("expert_count") and i >= facts.get("leading_dense_block_count"):
         yield from _mixture(facts, facts.get("expert_feed_forward_length", width))
     elif arch in ("phi3", "glm4"):
         yield "ffn_up.weight", (facts.n_embd, 2 * width)
         yield "ffn_down.weight", (width, facts.n_embd)
     else:
-        yield from _ffn(facts, width)
+        yield from _ffn(facts, width, gate=arch not in _UNGATED)
 
 
 def _mixture(facts: Facts, width: int) -> Named:
