@@ -19,6 +19,7 @@ VISIBILITY = (
     "GPU_DEVICE_ORDINAL",
     "GGML_VK_VISIBLE_DEVICES",
 )
+_REPACKING = frozenset({"--repack", "--no-repack", "-nr"})  # then it is the operator's word
 _SCRUBBED = ("GGML_", "LLAMA_", "LD_", "DYLD_")
 
 
@@ -141,6 +142,8 @@ def _placement(plan: LaunchPlan) -> Iterator[_Option]:
     yield _Option(("--cache-type-v", "-ctv"), plan.type_v)
     if plan.swa_full:
         yield _Option(("--swa-full",))
+    if not plan.repack and not _REPACKING & {*plan.extra_flags}:
+        yield _Option(("--no-repack", "-nr"), is_needed=False)
 
 
 def _companions(plan: LaunchPlan) -> Iterator[_Option]:

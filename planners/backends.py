@@ -36,6 +36,8 @@ class Engine:
     """Every option its --help names; a flag outside this set is never passed."""
     devices: tuple[EngineDevice, ...]
     version: str
+    has_tiles: bool = False
+    """Whether it lays out the host's weights for tiles (AMX): by its build and this processor."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from planners.rpc import device_of_buffer
 
 _MIB = 1 << 20
 _MAPPED = "CPU_Mapped"
-_REPACKED = ("CPU_REPACK", "AMX")  # AMX: a processor with tiles has its own form (ggml-cpu/amx)
+TILES = "AMX"  # of a processor with tiles, which has its own form of weights (ggml-cpu/amx)
+_REPACKED = ("CPU_REPACK", TILES)
 # Bounded repeats: a child's log is not ours to trust.
 _LINE = re.compile(
     r"(?:^|\s)(\w{1,64}): {1,32}(\S{1,160}) {1,8}(model|KV|RS|output|compute) buffer size = {0,16}"

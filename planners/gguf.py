@@ -110,7 +110,7 @@ def _info(facts: Facts, parts: Sequence[GgufHeader], tensors: list[Tensor]) -> M
         has_vision=_has_vision(facts, tensors),
         metadata=_metadata(parts[0]),
         file_bytes=sum(part.file_bytes for part in parts),
-        ends=tuple(WeightInfo(t.name, t.shape, t.n_bytes) for t in others),
+        ends=tuple(WeightInfo(t.name, t.shape, t.n_bytes, t.type_name) for t in others),
         recurrent=recurrent_shape(facts),
         warnings=(*parts[0].warnings, *dict.fromkeys(facts.warnings)),
     )

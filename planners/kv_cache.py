@@ -42,6 +42,8 @@ class LaunchShape:
     """Bytes of the largest tensor that a device can bind, where that is known."""
     backend: str = ""
     """The engine's backend ("vulkan", "cuda"…), whose limits and order of work count."""
+    host_tiles: bool = False
+    """Whether the engine lays out the host's weights for tiles (AMX); see planners.repack."""
     split: tuple[tuple[DeviceId, int], ...] = ()
     """Layers per device in `--device` order, the output layer counted with the last."""
 

@@ -11,11 +11,12 @@ from dataclasses import replace
 
 from planners.compute import MARGIN_SHARE, device_compute_bytes, host_compute_bytes, n_outputs
 from planners.fallback import host_weights, moved_bytes
-from planners.graph.reservation import VULKAN, compute_bytes
+from planners.graph.reservation import VULKAN, compute_bytes, is_known
 from planners.hardware import HOST, DeviceId
 from planners.kv_cache import F32_BYTES, LaunchShape, kept_bytes
 from planners.model import ModelInfo
 from planners.plan import DeviceBytes
+from planners.repack import repacking_bytes
 
 HOST_BASE_BYTES = 100 << 20  # a child's own memory; 61 to 72 MiB were measured
 HOST_BYTES_PER_TOKEN_TEXT = 512  # its copy of the vocabulary
@@ -120,7 +121,7 @@ def _computes(
 ) -> dict[DeviceId, tuple[int, int]]:
     """Per device the bytes of its compute buffer, and how many more they may be."""
     drawn = compute_bytes(model, shape, owners) if is_drawn else None
-    if drawn is not None:
+    if drawn is not None and is_known(model):
         is_measured = shape.backend == VULKAN or not shape.split
         share = DRAWN_MARGIN_SHARE if is_measured else DRAWN_ELSEWHERE_MARGIN_SHARE
         return {
@@ -130,8 +131,10 @@ def _computes(
     sizes = {HOST: host_compute_bytes(model, shape)}
     if shape.split:
         sizes |= dict.fromkeys(dict(shape.split), device_compute_bytes(model, shape))
+    expected = sizes if drawn is None else drawn
     return {
-        device_id: (n_bytes, int(n_bytes * MARGIN_SHARE)) for device_id, n_bytes in sizes.items()
+        device_id: (n_bytes, int(max(n_bytes, sizes[device_id]) * (1 + MARGIN_SHARE)) - n_bytes)
+        for device_id, n_bytes in expected.items()
     }
 
 
@@ -168,6 +171,7 @@ def _weights(
         sums[HOST] += moved
         sums[owner] -= moved
     found = Counter(sums)
+    found[HOST] += repacking_bytes(model, shape, owners, left)
     if owners[-1] == HOST:
         found[HOST] += model.output_bytes - model.tied_bytes
         return found

@@ -38,6 +38,8 @@ class WeightInfo:
     name: str
     shape: tuple[int, ...]
     n_bytes: int
+    type_name: str = ""
+    """As in planners.ggml.types: "q8_0"; "" where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class LayerInfo:
     has_gate: bool = True
     """Whether the feed-forward network is gated."""
     has_qk_norm: bool = False
+    has_rope: bool = True
+    """Whether positions turn its Q and K, as far as layers of one model differ in it."""
     weights: tuple[WeightInfo, ...] = ()
     """Its tensors; () where only sums are known, and then compute buffers are estimates."""
 

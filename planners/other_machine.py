@@ -16,7 +16,11 @@ def engines_there(hardware: HardwareProfile, *, here: Sequence[Engine]) -> tuple
     """
     named = {backend for device in hardware.devices for backend, _ in device.engine_names}
     order = (*DEFAULT_ORDER, *sorted(named - set(DEFAULT_ORDER)))
-    return tuple(_stand_in(b, here) for b in order if b in named or b == "cpu")
+    return tuple(
+        replace(_stand_in(b, here), has_tiles=hardware.host.has_tiles)
+        for b in order
+        if b in named or b == "cpu"
+    )
 
 
 def _stand_in(backend: str, here: Iterable[Engine]) -> Engine:

@@ -34,6 +34,7 @@ from planners.model import ServedModel
 from planners.plan import DeviceBytes, LaunchPlan, Shortfall
 from planners.rates import rates
 from planners.reasons import Reason
+from planners.repack import repacks
 from planners.rpc import servers_of
 from planners.settings import PlacementRules
 from planners.sizes import format_size
@@ -208,6 +209,7 @@ def _launch(search: Search, placed: Placed) -> LaunchPlan:
         reasons=tuple(_reasons(search, placed, predicted=predicted, cache=cache)),
         n_cpu_moe=shape.n_cpu_moe,
         swa_full=shape.swa_full,
+        repack=repacks(served, engine=engine),
         rpc_servers=rpc_servers,
         predicted_prompt_tokens_per_s=placed.speed.prompt_tokens_per_s,
         predicted_decode_tokens_per_s=placed.speed.decode_tokens_per_s,

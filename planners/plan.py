@@ -93,6 +93,8 @@ class LaunchPlan:
     """The first so many layers keep their routed experts in the host's memory."""
     swa_full: bool = False
     """Sliding-window layers keep every token: only then can their slots be saved and moved."""
+    repack: bool = True
+    """Whether the engine may lay out the host's weights anew, as its processor likes them best."""
     rpc_servers: tuple[str, ...] = ()
     """HOST:PORT of the ggml-rpc-servers whose devices it uses, in `--rpc` order."""
     predicted_prompt_tokens_per_s: float | None = None

@@ -138,6 +138,7 @@ class _Trials:
             backend=backend_kind(devices, files.libraries),
             flags=frozenset(verdict.flags),
             version=verdict.version,
+            has_tiles=verdict.has_tiles,
             devices=devices,
         )
 
@@ -149,7 +150,8 @@ class _Trials:
             if exc.lasting:
                 self.cache.remember(files, env=engine.env, verdict=Verdict(reason=exc.reason))
             raise
-        verdict = Verdict(version=able.version, flags=tuple(sorted(able.flags)))
+        flags = tuple(sorted(able.flags))
+        verdict = Verdict(version=able.version, flags=flags, has_tiles=able.has_tiles)
         self.cache.remember(files, env=engine.env, verdict=verdict)
         return verdict
 

@@ -17,7 +17,7 @@ import structlog
 from supervisor.patience import NoAnswer, PatientReader
 from supervisor.trial import TrialFailed
 
-SCHEMA = 1
+SCHEMA = 2
 HASH_S = 120.0  # a gigabyte from a slow disk
 
 Env = tuple[tuple[str, str], ...]
@@ -32,6 +32,7 @@ class Verdict:
     version: str = "unknown"
     flags: tuple[str, ...] = ()
     reason: str | None = None
+    has_tiles: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ import msgspec
 
 from planners.argv import child_env
 from planners.backends import Engine, EngineDevice
+from planners.buffers import TILES, parse_buffer_line
 from planners.sizes import MIB
 from supervisor.child import Child, running
 from supervisor.errors import SupervisorError
@@ -68,6 +69,8 @@ class Abilities:
 
     version: str
     flags: frozenset[str]
+    has_tiles: bool = False
+    """Whether it computes with tiles (AMX) on this processor."""
 
 
 class TrialFailed(SupervisorError):
@@ -100,8 +103,8 @@ async def try_engine(engine: Engine, *, limits: TrialLimits) -> Abilities:
     flags = parse_flags(await _ask(engine, "--help", limit_s=limits.ask_s))
     if not {"--model", "--host"} <= flags:
         raise TrialFailed(path=engine.path, reason="its --help is not that of a llama-server")
-    await _decode(engine, flags, limit_s=limits.decode_s)
-    return Abilities(version=version, flags=flags)
+    said = await _decode(engine, flags, limit_s=limits.decode_s)
+    return Abilities(version=version, flags=flags, has_tiles=has_tiles(said))
 
 
 async def list_devices(
@@ -143,6 +146,11 @@ def parse_devices(lines: Iterable[str]) -> tuple[EngineDevice, ...]:
     )
 
 
+def has_tiles(lines: Iterable[str]) -> bool:
+    """Whether an engine that loads says so: `load_tensors: AMX model buffer size = 0.58 MiB`."""
+    return any((told := parse_buffer_line(line)) and told.device == TILES for line in lines)
+
+
 def why_it_ended(
     returncode: int | None, log_tail: Sequence[str], *, doing: str
 ) -> tuple[str, bool]:
@@ -177,19 +185,20 @@ async def _ask(engine: Engine, *flags: str, limit_s: float) -> tuple[str, ...]:
             return tuple(said.lines)
 
 
-async def _decode(engine: Engine, flags: frozenset[str], *, limit_s: float) -> None:
-    """Two tokens of the tiny model on the CPU."""
+async def _decode(engine: Engine, flags: frozenset[str], *, limit_s: float) -> tuple[str, ...]:
+    """Two tokens of the tiny model on the CPU, and what the engine said meanwhile."""
     with _private_folder() as folder:
         model, socket = folder / "tiny.gguf", folder / "engine.sock"
         model.write_bytes(_tiny_model())
         argv = _decode_argv(engine, flags, model=model, socket=socket)
-        async with _tried(engine, argv, folder=folder) as (child, _):
+        async with _tried(engine, argv, folder=folder) as (child, said):
             try:
                 async with asyncio.timeout(limit_s):
                     await _complete(engine, child, str(socket))
             except TimeoutError as exc:
                 reason = f"did not decode within {limit_s:g} s"
                 raise TrialFailed(path=engine.path, reason=reason) from exc
+            return tuple(said.lines)
 
 
 def _decode_argv(
@@ -205,6 +214,7 @@ def _decode_argv(
         ("--device", "none"),
         ("--fit", "off"),
         ("--cache-ram", "0"),
+        ("--verbosity", "4"),  # else it says nothing of its buffers
     )
     return (engine.path, *(part for flag in wanted if flag[0] in flags for part in flag))
 

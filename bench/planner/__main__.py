@@ -13,12 +13,13 @@ import structlog
 
 from bench.planner.live import Live, handful
 from bench.planner.rows import Left, Row, read_rows
-from bench.planner.scores import Error, errors, percentile, report
+from bench.planner.scores import Error, errors, report
 from planners.dry_runs import PreflightFailed
 from planners.graph.reservation import forget
 
 TABLE = Path(__file__).parents[1] / "data" / "planning_actuals.jsonl"
 SHAPES = TABLE.with_name("planning_shapes.jsonl")
+OTHERS = TABLE.with_name("planning_others.jsonl")
 
 
 def main() -> None:
@@ -26,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench-planner", description=__doc__)
     rows = os.environ.get("ROWS")
     parser.add_argument(
-        "--rows", type=Path, nargs="*", default=[Path(rows)] if rows else [TABLE, SHAPES],
+        "--rows", type=Path, nargs="*", default=[Path(rows)] if rows else [TABLE, SHAPES, OTHERS],
         help="tables of launches (those in bench/data)",
     )  # fmt: skip
     parser.add_argument("--live", type=int, default=5, help="models loaded live (5; 0 for none)")
@@ -69,16 +70,24 @@ def over_live(*, models: int, seed: int) -> str:
         found = asyncio.run(handful(seed=seed, models=models, folder=Path(folder)))
     lines = [f"live launches, seed {seed}: processor, software Vulkan device, loopback servers"]
     lines += [f"  {launch.name}: {_told(launch)}" for launch in found]
-    closed = [share for launch in found for share in launch.errors(launch.predicted)]
-    dry = [share for launch in found for share in launch.dry_errors]
+    closed = [error for launch in found for error in launch.judged(launch.predicted)]
+    dry = [
+        error
+        for launch in found
+        if not isinstance(launch.dry, PreflightFailed)
+        for error in launch.judged(launch.dry)
+    ]
     failed = [launch.dry for launch in found if isinstance(launch.dry, PreflightFailed)]
     lines += [
-        _summary("closed form", closed),
-        _summary("preflight, over several devices the closed form", dry),
+        f"closed form, live: {len(closed)} devices",
+        report(closed),
+        f"preflight, live (over several devices the closed form): {len(dry)} devices",
+        report(dry),
     ]
     lines += [f"preflight failed: {failure.reason}" for failure in failed]
     times = sorted(launch.dry_s for launch in found if launch.dry_s is not None)
-    lines.append(f"one dry run: median {times[len(times) // 2]:.2f} s, most {times[-1]:.2f} s")
+    if times:
+        lines.append(f"one dry run: median {times[len(times) // 2]:.2f} s, most {times[-1]:.2f} s")
     return "\n".join(lines)
 
 
@@ -88,16 +97,6 @@ def _told(launch: Live) -> str:
     closed = ", ".join(f"{share:+.2%}" for share in launch.errors(launch.predicted))
     dry = ", ".join(f"{share:+.2%}" for share in launch.dry_errors) or "failed"
     return f"closed form {closed}; preflight {dry}"
-
-
-def _summary(name: str, shares: Sequence[float]) -> str:
-    ranked = sorted(abs(share) for share in shares)
-    if not ranked:
-        return f"{name}: nothing was measured"
-    return (
-        f"{name}: {len(ranked)} devices, median {percentile(ranked, 0.5):.2%}, "
-        f"p95 {percentile(ranked, 0.95):.2%}, worst {ranked[-1]:.2%}"
-    )
 
 
 def _timing(times_s: Sequence[float], spent_s: float) -> str:

@@ -6,7 +6,6 @@ this machine's, so nothing here says anything of speed.
 
 import asyncio
 import os
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +13,9 @@ from pathlib import Path
 from random import Random
 from time import monotonic
 
+from bench.planner.engine import READY, live_engine
+from bench.planner.rows import Reported, Row
+from bench.planner.scores import Error, compared
 from planners.argv import child_argv, child_env
 from planners.backends import Engine
 from planners.buffers import BufferKind, BufferLine, measured, parse_buffer_line
@@ -26,16 +28,14 @@ from planners.memory import output_buffer_bytes, output_growth_bytes, predict
 from planners.model import ModelId, ModelInfo
 from planners.plan import DeviceBytes, LaunchPlan
 from planners.preflight import corrected, is_told_of
+from planners.repack import ends_the_engine
 from supervisor.child import Child, running
 from supervisor.preflight import PreflightCache, preflight
-from supervisor.quickstart import packaged_engine
-from supervisor.trial import parse_flags
 from tests.fakes.rpc_servers import rpc_server
 from tests.fakes.tiny_models import tiny_models, write
 
 VULKAN = DeviceId("vulkan:Vulkan0")
 LOAD_S = 60.0  # a cold shader cache has cost as much
-READY = "reserve took"  # the last buffer line is out; a warm decode may compile for a minute
 RPC_REST_S = 1.0  # backoff
 _HEAD_BYTES = 4 << 20
 
@@ -52,12 +52,34 @@ class Live:
     """
 
     name: str
+    info: ModelInfo
+    shape: LaunchShape
     predicted: tuple[DeviceBytes, ...]
     dry: tuple[DeviceBytes, ...] | PreflightFailed
     reported: tuple[DeviceBytes, ...]
     dry_s: float | None
     died: str = ""
     """The engine's last lines where it did not come up; nothing was reported then."""
+
+    @property
+    def row(self) -> Row:
+        """As of a table."""
+        actual = {
+            part.device_id: Reported(
+                weights_bytes=0 if part.device_id == HOST else part.weights_bytes,
+                kv_bytes=part.kv_bytes,
+                output_bytes=0,
+                compute_bytes=part.compute_bytes,
+            )
+            for part in self.reported
+        }
+        return Row(self.name, self.info, self.shape, None, actual, is_dry=False)
+
+    def judged(self, parts: Sequence[DeviceBytes]) -> Iterator[Error]:
+        """A prediction of it, device by device, the host where it computes alone."""
+        is_alone = not self.shape.split
+        found = compared(self.row, parts)
+        return (error for error in found if (error.device == HOST) == is_alone)
 
     @property
     def dry_errors(self) -> tuple[float, ...]:
@@ -76,22 +98,6 @@ class Live:
             taken = actual.kv_bytes + actual.compute_bytes
             taken += 0 if is_alone else actual.weights_bytes
             yield (weights + own.kv_bytes + own.compute_bytes) / max(taken, 1) - 1
-
-
-def live_engine() -> Engine:
-    """The quickstart's engine, with the one software device shown to it."""
-    found = packaged_engine()
-    assert found is not None, "the quickstart engine is not installed: make .venv/.quickstart"
-    env = (*found.env, ("GGML_VK_VISIBLE_DEVICES", "0"))
-    told = subprocess.run(
-        [str(found.path), "--help"], env={**os.environ, **dict(env)}, capture_output=True,
-        text=True, check=True, timeout=30,
-    ).stdout  # fmt: skip
-    flags = parse_flags(told.splitlines())
-    return Engine(
-        engine_id="live", backend="vulkan", path=str(found.path), source="quickstart", env=env,
-        flags=flags, devices=(), version="b10434",
-    )  # fmt: skip
 
 
 @contextmanager
@@ -120,6 +126,7 @@ def plan_of(path: Path, info: ModelInfo, shape: LaunchShape, *, engine: Engine) 
         ctx_checkpoints=0, embedding=shape.embedding, mmproj_path=None, draft_path=None,
         lora_paths=(), extra_flags=("--no-warmup",), predicted=predicted, reasons=(),
         n_cpu_moe=shape.n_cpu_moe, swa_full=shape.swa_full,
+        repack=not (engine.has_tiles and ends_the_engine(info)),
     )  # fmt: skip
 
 
@@ -219,7 +226,7 @@ async def handful(*, seed: int, models: int, folder: Path) -> list[Live]:
         path = write(model, folder)
         info = read(path)
         # Anew for each: a killed client has been seen to take a server with it.
-        with rpc_servers(2) as servers:
+        with rpc_servers(rng.choice((2, 3))) as servers:
             for shape in launches(rng, info, servers):
                 found.append(await one(path, info, shape, engine=engine, servers=servers))
     return found
@@ -239,6 +246,8 @@ async def one(
     """One launch."""
     used = [server for server in servers if any(server in device for device, _ in shape.split)]
     engine = reaching(engine, used)
+    may_repack = not (engine.has_tiles and ends_the_engine(info))
+    shape = replace(shape, host_tiles=engine.has_tiles and may_repack)
     plan = plan_of(path, info, shape, engine=engine)
     dry: tuple[DeviceBytes, ...] | PreflightFailed = plan.predicted
     dry_s = None
@@ -256,4 +265,4 @@ async def one(
         actual, died = (), str(exc) or "it took too long"
     where = "+".join(f"{name}:{layers}" for _, name, layers in plan.devices) or "processor"
     name = f"{path.stem} {where} -c {shape.n_ctx} -np {shape.n_parallel} -ub {shape.n_ubatch}"
-    return Live(name, plan.predicted, dry, actual, dry_s, died)
+    return Live(name, info, shape, plan.predicted, dry, actual, dry_s, died)

@@ -6,12 +6,8 @@ token is decoded, so an engine that was built for another processor can be measu
 
 import argparse
 import json
-import os
 import re
-import signal
-import subprocess
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,16 +15,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bench.planner.live import READY, live_engine
+from bench.planner.engine import READY, launch, live_engine
 from bench.planner.shapes import ARCHITECTURES, random_flags, random_model
 from planners.backends import Engine
 from planners.buffers import BufferKind, parse_buffer_line
 from planners.ggml.layers import is_expert
-from tests.fakes.rpc_servers import free_port, rpc_server
+from planners.ggml.types import TENSOR_TYPES
+from tests.fakes.rpc_servers import rpc_server
 from tests.fakes.tiny_models import TinyModel, typed_tensors, write
 
-MOST_S = 20.0  # a launch; a cold shader cache or a busy machine
-SERVERS = 2
+SERVERS = 3
 _FACT = re.compile(r"llama_context: (\w+) +(?:=) (\S+)$")
 _BUILD = re.compile(r"build (\d+) \((\w+)\)")
 _FAILURE = re.compile(r"GGML_ASSERT|GGML_ABORT| E |terminate")
@@ -88,35 +84,6 @@ def _row(name: str, model: TinyModel, path: Path, rng: Random, engine: Engine) -
     }  # fmt: skip
 
 
-def launch(path: Path, flags: Sequence[str], engine: Engine) -> list[str]:
-    """The engine's log until its buffers are reserved, or to its end."""
-    argv = [
-        engine.path, "-m", str(path), *flags, "--fit", "off", "--no-warmup", "-lv", "4",
-        "--port", str(free_port()),
-    ]  # fmt: skip
-    child = subprocess.Popen(
-        argv, env={**os.environ, **dict(engine.env)}, cwd=path.parent, text=True, errors="replace",
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )  # fmt: skip
-    timer = threading.Timer(MOST_S, child.kill)
-    timer.start()
-    assert child.stdout is not None
-    heard = []
-    try:
-        for line in child.stdout:
-            heard.append(line.rstrip())
-            if READY in line:
-                child.send_signal(signal.SIGKILL)
-                break
-    finally:
-        timer.cancel()
-        child.kill()
-        child.wait()
-        child.stdout.close()
-    return heard
-
-
 def told(
     heard: Iterable[str],
 ) -> tuple[dict[str, Any], dict[str, dict[str, int]], str | None]:
@@ -163,6 +130,7 @@ def described(model: TinyModel, path: Path) -> Mapping[str, Any]:
         "nonlayer_bytes": outside,
         "layer_bytes": layers,
         "layer_exps_bytes": experts,
+        "types": [TENSOR_TYPES[number].name for _, _, number, _ in named],
         "max_tensor_bytes": max(n_bytes for *_, n_bytes in named),
         "file_bytes": path.stat().st_size,
         "n_tensors": len(named),

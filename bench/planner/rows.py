@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.planner.flags import Asked, NotModelled, asked, launch_shape
+from planners.buffers import TILES
 from planners.ggml.header import GgufArray, GgufHeader, Scalar, Tensor
 from planners.ggml.layers import is_expert
 from planners.ggml.types import TENSOR_TYPES
@@ -46,7 +47,7 @@ class Row:
     shape: LaunchShape
     draft: tuple[ModelInfo, LaunchShape] | None
     actual: Mapping[DeviceId, Reported]
-    """On HOST without mapped weights, whose span is no allocation."""
+    """On HOST without weights where a file is mapped: its span is no allocation."""
     is_dry: bool
     """Measured by a dry run: weights and caches to 1 MiB, weights moved by the device's limits."""
 
@@ -96,12 +97,9 @@ def _judgeable(name: str, row: dict[str, Any], shapes: Mapping[str, Any]) -> Row
     model = rebuilt(row["gguf"])
     if model.architecture in NOT_SERVED:
         raise NotModelled(f"{model.architecture}, which loads and then aborts")
-    devices = _devices(options)
-    shape = launch_shape(options, model, devices=devices)
     told = row.get("resolved", {}).get("fa_resolved")
-    if told is not None and "-fa" not in options.values:
-        is_on = "enabled" in str(told)
-        shape = replace(shape, flash_attn=is_on, gave_up_flash_attn=not is_on)
+    shape = shape_of(options, model, row["buffers"], told=None if told is None else str(told))
+    devices = [device for device, _ in shape.split]
     draft = None
     if (path := options.last("-md")) is not None:
         stem = path.rsplit("/", 1)[-1].removesuffix(".gguf")
@@ -110,7 +108,18 @@ def _judgeable(name: str, row: dict[str, Any], shapes: Mapping[str, Any]) -> Row
         companion = rebuilt(shapes[stem])
         draft = (companion, launch_shape(options, companion, devices=devices))
     is_dry = row.get("source") == "fit-noalloc"
-    return Row(name, model, shape, draft, _actual(row["buffers"]), is_dry)
+    return Row(name, model, shape, draft, actual_bytes(row["buffers"]), is_dry)
+
+
+def shape_of(
+    options: Asked, model: ModelInfo, buffers: Iterable[str], *, told: str | None
+) -> LaunchShape:
+    """A launch as the engine made it; `told`: its word on flash attention, where it gave one."""
+    shape = launch_shape(options, model, devices=_devices(options))
+    if told is not None and "-fa" not in options.values:
+        is_on = "enabled" in told
+        shape = replace(shape, flash_attn=is_on, gave_up_flash_attn=not is_on)
+    return replace(shape, host_tiles=TILES in buffers)
 
 
 def _devices(options: Asked) -> list[DeviceId]:
@@ -118,16 +127,25 @@ def _devices(options: Asked) -> list[DeviceId]:
     if options.last("--device") == "none":
         return []
     remote = (options.last("--rpc") or "").split(",")
-    return [*(DeviceId(f"rpc:{server}") for server in remote if server), DeviceId("Vulkan0")]
+    found = {f"RPC{i}": DeviceId(f"rpc:{server}") for i, server in enumerate(remote) if server}
+    found["Vulkan0"] = DeviceId("Vulkan0")
+    named = options.last("--device")
+    if named is None:
+        return [*found.values()]
+    if not found.keys() >= {*named.split(",")}:
+        raise NotModelled(f"--device {named}")
+    return [found[name] for name in named.split(",")]
 
 
-def _actual(buffers: Mapping[str, Mapping[str, float]]) -> Mapping[DeviceId, Reported]:
+def actual_bytes(buffers: Mapping[str, Mapping[str, float]]) -> Mapping[DeviceId, Reported]:
+    """What each device took, by the buffers of the log."""
     found: dict[DeviceId, dict[str, int]] = {}
+    is_mapped = any(name.endswith("_Mapped") for name in buffers)
     for name, sizes in buffers.items():
         device = _owner(name)
         held = found.setdefault(device, {})
         for kind, n_bytes in sizes.items():
-            if device == HOST and kind == "model":
+            if device == HOST and kind == "model" and is_mapped:
                 continue
             held[kind] = held.get(kind, 0) + int(n_bytes)
     return {device: _reported(sizes) for device, sizes in found.items()}
@@ -146,7 +164,7 @@ def _reported(sizes: Mapping[str, int]) -> Reported:
 def _owner(name: str) -> DeviceId:
     if name.startswith("RPC"):
         return DeviceId("rpc:" + name.partition("[")[2].rstrip("]"))
-    if name.startswith("CPU") or name == "Host" or name.endswith("_Host"):
+    if name.startswith(("CPU", TILES)) or name == "Host" or name.endswith("_Host"):
         return HOST
     return DeviceId(name)
 
@@ -169,6 +187,9 @@ def _tensors(told: Mapping[str, Any]) -> list[Tensor]:
         return _sums(told)
     facts = Facts(told["kv"], int(told["kv"]["n_vocab"]))
     named = tensors(facts, is_tied="output.weight" not in outside)
+    if "types" in told:
+        return [_tensor(n, s, told_type) for (n, s), told_type in
+                zip(named, told["types"], strict=True)]  # fmt: skip
     found = [Tensor(n, s, 0, outside[n]) for n, s in named if n in outside]
     for i, (layer, experts) in enumerate(
         zip(told["layer_bytes"], told["layer_exps_bytes"], strict=True)
@@ -179,6 +200,11 @@ def _tensors(told: Mapping[str, Any]) -> list[Tensor]:
         found += _typed(routed, experts)
         found += _typed(dense, layer - experts)
     return found
+
+
+def _tensor(name: str, shape: tuple[int, ...], type_name: str) -> Tensor:
+    number, kind = next(found for found in TENSOR_TYPES.items() if found[1].name == type_name)
+    return Tensor(name, shape, number, kind.row_bytes(n_elements(shape)))
 
 
 def _typed(named: list[tuple[str, tuple[int, ...]]], total: int) -> list[Tensor]:

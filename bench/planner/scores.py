@@ -50,13 +50,23 @@ def predicted(row: Row) -> tuple[DeviceBytes, ...]:
 
 
 def errors(row: Row) -> Iterator[Error]:
-    """Of each device with layers; of the host, without weights, where it computes alone."""
-    found = {part.device_id: part for part in predicted(row)}
+    """Of each device with layers; of the host where it computes alone."""
+    return (e for e in all_errors(row) if (e.device == HOST) == (not row.shape.split))
+
+
+def all_errors(row: Row) -> Iterator[Error]:
+    """Of each device and of the host, its weights apart where they are pages of a mapped file."""
+    return compared(row, predicted(row))
+
+
+def compared(row: Row, parts: Iterable[DeviceBytes]) -> Iterator[Error]:
+    """A launch against any prediction of it."""
+    found = {part.device_id: part for part in parts}
     for device, actual in row.actual.items():
-        if (device == HOST) != (not row.shape.split) or device not in found:
-            continue
+        if device not in found or (device == HOST and row.is_dry and row.shape.split):
+            continue  # a dry run's table leaves out the host's output buffer
         part = found[device]
-        weights = 0 if device == HOST else part.weights_bytes
+        weights = part.weights_bytes if device != HOST or actual.weights_bytes else 0
         allowed = EXACT_DRY_BYTES if row.is_dry else EXACT_BYTES
         yield Error(
             row=row,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 from planners.ggml.types import TENSOR_TYPES
-from tests.fakes.recipes import BERTS
+from tests.fakes.recipes import BERTS, DENSE, MIXTURES
 from tests.fakes.tiny_models import Number, TinyModel
 
 ARCHITECTURES = (
@@ -17,12 +17,29 @@ ARCHITECTURES = (
     "qwen35moe", "bert", "nomic-bert",
 )  # fmt: skip
 """Kinds of model; "mixtral" is llama with experts."""
+OTHERS = (*DENSE, *MIXTURES, "lfm2moe")
+"""Kinds that the measured tables lack."""
 _DEEP = 27  # layers of the one deepseek2 that loads without a compressed query
 _TYPES = {name: number for number, kind in TENSOR_TYPES.items() for name in (kind.name,)}
-_TIED = ("gemma2", "gemma3")
-_UNTIED = ("gpt-oss", *BERTS)
+_TIED = ("command-r", "gemma", "gemma2", "gemma3")
+_UNTIED = (
+    "internlm2",
+    "stablelm",
+    "minimax-m2",
+    "gpt-oss",
+    "olmo2",
+    "olmoe",
+    "qwen2moe",
+    "dots1",
+    "deepseek",
+    *BERTS,
+)
 _WEIGHTS = ("q8_0", "q8_0", "q4_0", "q4_0", "f16", "q4_1", "q5_0", "q6_k", "q4_k", "bf16")
 _EXPERTS = ("q8_0", "q4_0", "mxfp4", "f16")
+_MIXED = (
+    "q8_0", "q4_0", "q5_1", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k", "iq4_nl", "iq4_xs", "iq3_s",
+    "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_s", "iq1_m", "mxfp4", "bf16", "f16", "f32",
+)  # fmt: skip
 _CACHES = ("f16", "f16", "f16", "q8_0", "q8_0", "q4_0", "bf16", "f32", "q5_1", "iq4_nl")
 _PAIRS = {"key": "attention.key_length", "value": "attention.value_length"}
 
@@ -54,10 +71,15 @@ def random_model(rng: Random, kind: str, *, name: str) -> TinyModel:
         numbers=numbers,
         is_tied=kind in _TIED or (kind not in _UNTIED and rng.random() < 0.5),
         type_number=_TYPES["f16" if is_encoder else rng.choice(_WEIGHTS)],
-        n_vocab=rng.choice((512, 1000, 2048, 4099, 16000, 49152)),
+        n_vocab=rng.choice((512, 1000, 2048, 4099, 16000, 32003, 49152)),
         n_ctx=rng.choice((512, 2048, 8192)) if is_encoder else 1 << 15,
         expert_type_number=_TYPES[rng.choice(_EXPERTS)] if rng.random() < 0.5 else None,
+        mixed_types=_mixed_types(rng) if rng.random() < 0.4 and not is_encoder else (),
     )
+
+
+def _mixed_types(rng: Random) -> tuple[int, ...]:
+    return tuple(_TYPES[name] for name in rng.sample(_MIXED, rng.randint(2, 5)))
 
 
 def _plain_heads(rng: Random, n_embd: int) -> Numbers:
@@ -135,6 +157,56 @@ def _mixtral(rng: Random, n_embd: int, n_layer: int) -> Numbers:
     return told
 
 
+_WINDOWED = ("olmo2", "exaone4")
+_NARROW = (
+    "exaone", "starcoder2", "stablelm", "command-r", "minicpm", "internlm2", "qwen2vl", "phi3",
+    "olmo2", "exaone4", "qwen2moe", "olmoe", "ernie4_5-moe", "granite", "granitemoe", "deepseek",
+)  # fmt: skip
+"""Kinds whose loaders know no heads but those that make up the model's width."""
+
+
+def _other(kind: str) -> Callable[[Random, int, int], Numbers]:
+    """A decoder like llama's, with what is odd in this one."""
+
+    def numbers(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+        heads = _plain if kind in _NARROW else _dense
+        told = heads(rng, n_embd, n_layer)
+        if kind in _WINDOWED and rng.random() < 0.5:
+            told["attention.sliding_window"] = rng.choice((64, 128, 500, 1024))
+        if kind.startswith("granite"):
+            told |= {f"{name}_scale": 3.0 for name in ("embedding", "residual", "logit")}
+        if kind in ("command-r", "starcoder2", "stablelm"):
+            told |= {"attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.5}
+        if kind in ("qwen2vl", "qwen3vl", "qwen3vlmoe"):
+            told = _sections(told)
+        if kind in ("olmoe", "dots1"):
+            told["attention.head_count_kv"] = told["attention.head_count"]
+        return told | _mixture(rng, n_embd, kind) if kind in MIXTURES else told
+
+    return numbers
+
+
+def _mixture(rng: Random, n_embd: int, kind: str) -> Numbers:
+    told = _moe(rng, n_embd)
+    if kind in ("granitemoe", "olmoe", "hunyuan-moe", "minimax-m2"):
+        told["feed_forward_length"] = told["expert_feed_forward_length"]
+    if kind in ("dots1", "deepseek", "glm4moe"):
+        told |= {"expert_shared_count": rng.choice((1, 2)), "leading_dense_block_count": 1}
+        told |= {"expert_weights_scale": 2.5, "expert_weights_norm": rng.random() < 0.5}
+    if kind in ("dots1", "glm4moe", "minimax-m2"):
+        told["expert_gating_func"] = rng.choice((1, 2))
+    if kind in ("qwen2moe", "granitemoe", "hunyuan-moe", "ernie4_5-moe"):
+        told["expert_shared_feed_forward_length"] = 32 * rng.randint(1, 6)
+    if kind == "ernie4_5-moe":
+        told |= {"leading_dense_block_count": 1, "interleave_moe_layer_step": 1}
+    return told
+
+
+def _lfm2_moe(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    told = _lfm2(rng, n_embd, n_layer) | _moe(rng, n_embd)
+    return told | {"leading_dense_block_count": rng.choice((0, 1)), "expert_gating_func": 2}
+
+
 def _latent(rng: Random, n_embd: int, n_layer: int) -> Numbers:
     rank, rope = rng.choice((64, 128, 256, 512)), rng.choice((32, 64))
     told = _moe(rng, n_embd) | {
@@ -146,6 +218,8 @@ def _latent(rng: Random, n_embd: int, n_layer: int) -> Numbers:
         "feed_forward_length": _width(rng, n_embd), "expert_shared_count": rng.choice((1, 2, 3)),
         "leading_dense_block_count": rng.choice((0, 1, 2)), "expert_weights_scale": 1.0,
     }  # fmt: skip
+    if rng.random() < 0.3 and _whole(told, "expert_count") in (8, 16, 24):
+        told |= {"expert_group_count": 2, "expert_group_used_count": 1, "expert_gating_func": 2}
     if rng.random() < 0.8:
         told["attention.q_lora_rank"] = rng.choice((32, 96, 256))
     return told
@@ -268,7 +342,8 @@ _KINDS: dict[str, Callable[[Random, int, int], Numbers]] = {
     "mixtral": _mixtral, "deepseek2": _latent, "mamba": _mamba, "mamba2": _mamba2,
     "jamba": _jamba, "granitehybrid": _granite_hybrid, "nemotron_h": _nemotron_h, "lfm2": _lfm2,
     "qwen3next": _qwen3next, "qwen35": _qwen35, "qwen35moe": _qwen35moe,
-    **dict.fromkeys(BERTS, _encoder),
+    **dict.fromkeys(BERTS, _encoder), **{kind: _other(kind) for kind in (*DENSE, *MIXTURES)},
+    "lfm2moe": _lfm2_moe,
 }  # fmt: skip
 
 
@@ -287,9 +362,13 @@ def _placed(rng: Random, model: TinyModel, servers: Sequence[str]) -> Iterator[s
     yield from ("-ngl", str(layers))
     if where == "remote":
         count = rng.randint(1, len(servers))
-        shares = [str(rng.choice((0, 1, 1, 2, 3))) for _ in range(count + 1)]
-        shares[rng.randrange(count + 1)] = "2"
+        names = [f"RPC{i}" for i in range(count)]
+        is_alone = rng.random() < 0.3  # without this machine's device, its processor repacks
+        shares = [str(rng.choice((0, 1, 1, 2, 3))) for _ in range(count + (not is_alone))]
+        shares[rng.randrange(len(shares))] = "2"
         yield from ("--rpc", ",".join(servers[:count]), "-ts", ",".join(shares))
+        if is_alone:
+            yield from ("--device", ",".join(names))
     if any("expert_count" in key for key in model.numbers) and rng.random() < 0.4:
         yield from (("-cmoe",) if rng.random() < 0.3 else ("-ncmoe", str(rng.randint(1, n_all))))
     if rng.random() < 0.06:
@@ -326,5 +405,7 @@ def _cached(rng: Random, model: TinyModel) -> Iterator[str]:
         yield from ("-ctv", rng.choice(plain if flash == "off" else _CACHES))
     if "attention.sliding_window" in model.numbers and rng.random() < 0.2:
         yield "--swa-full"
-    if rng.random() < 0.15:
+    if rng.random() < 0.25:
         yield "--no-mmap"
+    if rng.random() < 0.1:
+        yield "--no-repack"

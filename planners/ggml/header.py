@@ -79,6 +79,12 @@ class Tensor:
     """Without padding."""
 
     @property
+    def type_name(self) -> str:
+        """As planners.ggml.types has it; "" of a type that is not known there."""
+        kind = TENSOR_TYPES.get(self.type_number)
+        return "" if kind is None else kind.name
+
+    @property
     def n_elements(self) -> int:
         """The product of its shape."""
         return prod(self.shape)

@@ -26,6 +26,8 @@ _SWA_PERIOD = {
     "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4, "llama4": 4, "exaone4": 4,
     "olmo2": 4, "plamo3": 8, "afmoe": 4, "smallthinker": 4,
 }  # fmt: skip
+_EXAONE_LAYERS = 64
+_ROPE_PERIOD = 4
 _SWA_FROM_SECOND = frozenset({"smallthinker"})  # the first of each period sees all
 
 
@@ -108,6 +110,7 @@ def layers(
                 n_ff=widths_ff[i],
                 n_ff_expert=facts.integer("expert_feed_forward_length") or widths_ff[i],
                 state_width=state_width(facts, kind, n_embd=n_embd, n_head=heads[i]),
+                has_rope=_has_rope(facts, i, kind, kinds),
             )
         )
     return tuple(found)
@@ -145,6 +148,7 @@ def _layer(
     n_ff: int,
     n_ff_expert: int,
     state_width: int,
+    has_rope: bool,
 ) -> LayerInfo:
     parts = {tensor.name.split(".", 2)[-1] for tensor in tensors}
     expert_bytes = sum(tensor.n_bytes for tensor in tensors if is_expert(tensor.name))
@@ -162,11 +166,19 @@ def _layer(
         state_width=state_width,
         has_gate=any(part.startswith("ffn_gate") and "inp" not in part for part in parts),
         has_qk_norm="attn_q_norm.weight" in parts,
+        has_rope=has_rope,
         weights=tuple(
-            WeightInfo(_within_block(tensor.name), tensor.shape, tensor.n_bytes)
-            for tensor in tensors
+            WeightInfo(_within_block(t.name), t.shape, t.n_bytes, t.type_name) for t in tensors
         ),
     )
+
+
+def _has_rope(facts: Facts, i: int, kind: LayerKind, kinds: tuple[LayerKind, ...]) -> bool:
+    """Not every layer knows positions: smollm3 skips every fourth, exaone4 those without window."""
+    if facts.architecture == "smollm3":
+        return (i + 1) % _ROPE_PERIOD != 0
+    is_windowed = facts.architecture == "exaone4" and LayerKind.SWA in kinds
+    return not is_windowed or kind is LayerKind.SWA
 
 
 def _within_block(name: str) -> str:
@@ -235,6 +247,8 @@ def sliding_window(facts: Facts) -> int:
     told = f"{facts.architecture}.attention.sliding_window_pattern" in facts.header.pairs
     if facts.architecture not in _SWA_PERIOD and not told:
         return 0
+    if facts.architecture == "exaone4" and facts.integer("block_count") != _EXAONE_LAYERS:
+        return 0  # its loader knows the window of the 32B alone
     window = facts.integer("attention.sliding_window")
     return window if window else facts.integer("attention.chunk_size") or 0
 

@@ -26,16 +26,34 @@ from planners.graph.tensors import (
 from planners.model import LayerKind, ModelInfo
 
 DELTA_NETS = ("qwen3next", "qwen35", "qwen35moe")
+_GRANITES = ("granitehybrid", "granite", "granitemoe")
 _LATE_OUTPUTS = (*DELTA_NETS, "gpt-oss", "nemotron_h")
-_GEMMAS = ("gemma2", "gemma3")
+_GEMMAS = ("gemma", "gemma2", "gemma3")
+_SCALED_Q = (*_GEMMAS, "phi3")
 _NO_ROPE = ("jamba", "nemotron_h")
+_ROPE_FIRST = ("hunyuan-dense", "hunyuan-moe")  # their heads are normalised after it
+_WHOLE_NORMS = (
+    "olmo2",
+    "olmoe",
+    "minimax-m2",
+)  # Q and K are normalised whole, before they are heads
+_UNPINNED_NORMS = (*_GEMMAS, "olmo2", "exaone4")  # the last of a layer, named without it
+_SKIP_FIRST = ("jamba", "lfm2", "lfm2moe", "phi3")  # what is added to what
+_RAW_WEIGHTS = ("jamba", "qwen2moe", "olmoe", "deepseek")  # of experts, not made to sum up to 1
+_FOUR_POSITIONS = ("qwen35", "qwen35moe", "qwen2vl", "qwen3vl", "qwen3vlmoe")
+_DENSE = ("llama", "mistral3", "qwen2", "qwen2vl", "qwen3", "smollm3", "seed_oss", "granite",
+          "ernie4_5", "gemma", "glm4", "phi3", "olmo2", "exaone4", "hunyuan-dense", "exaone",
+          "internlm2", "minicpm", "arcee", "qwen3vl", "command-r", "starcoder2",
+          "stablelm")  # fmt: skip
+_MIXTURES = ("qwen2moe", "qwen3moe", "gpt-oss", "granitemoe", "ernie4_5-moe", "glm4moe", "olmoe",
+             "dots1", "deepseek", "hunyuan-moe", "lfm2moe", "minimax-m2", "qwen3vlmoe")  # fmt: skip
 _SIGMOID = 2  # llama.h, LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID
 _BERTS = ("bert", "nomic-bert")
 KNOWN = frozenset({
-    "llama", "qwen2", "qwen3", "qwen3moe", "gpt-oss", "deepseek2", "mamba", "mamba2", "jamba",
-    "granitehybrid", "nemotron_h", "lfm2", *DELTA_NETS, *_GEMMAS, *_BERTS,
+    *_DENSE, *_MIXTURES, *_GEMMAS, "deepseek2", "mamba", "mamba2", "jamba", "granitehybrid",
+    "nemotron_h", "lfm2", *DELTA_NETS, *_BERTS,
 })  # fmt: skip
-"""Architectures whose graphs are drawn; others are estimated by planners.compute."""
+"""Architectures whose own graphs are drawn; others are drawn like them, or estimated."""
 
 
 def draw(build: Builder, layers: Sequence[Placed], *, output: int, host: int) -> None:
@@ -53,7 +71,7 @@ def _draw_decoder(build: Builder, layers: Sequence[Placed], *, output: int, host
         x = like("scale", x)
     kinds = {layer.kind for layer in build.model.layers}
     ids = recurrent.state_ids(build) if LayerKind.RECURRENT in kinds else None
-    pos_width = 4 if arch in ("qwen35", "qwen35moe") else 1
+    pos_width = 4 if arch in _FOUR_POSITIONS else 1
     positions = build.ids(build.n * pos_width)
     for kind in (LayerKind.FULL, LayerKind.SWA):
         if kind in kinds:
@@ -78,7 +96,7 @@ def _embedded(build: Builder, host: int) -> Node:
     """Token embeddings; the slot for ready-made ones is reserved beside them."""
     tokens, table = build.ids(build.n), _end(build.model, "token_embd.weight", host)
     x = get_rows(needed(table, "token_embd"), tokens)
-    if build.model.architecture == "granitehybrid":
+    if build.model.architecture in _GRANITES:
         x = build.scaled(x, "embedding_scale")
     build.expand(x, leaf_input(build.model.n_embd, build.n))
     return x
@@ -107,7 +125,7 @@ def _draw_output(build: Builder, x: Node, out_ids: Node | None, *, output: int) 
     table = _end(model, "output.weight", output) or _end(model, "token_embd.weight", output)
     if not (build.shape.embedding and model.architecture == "lfm2"):
         x = mul_mat(needed(table, "output"), x)
-        if model.architecture == "granitehybrid":
+        if model.architecture in _GRANITES:
             x = build.scaled(x, "logit_scale")
         elif model.architecture == "gemma2":
             for op in ("scale", "unary", "scale"):
@@ -125,7 +143,9 @@ def _layer(
     out_ids: Node | None,
 ) -> Node:
     arch, skip = build.model.architecture, x
-    x = build.norm(at, "attn_norm", x)
+    if at.layer.weight("attn_norm.weight") is not None:
+        x = build.norm(at, "attn_norm", x)
+    normed = x
     if arch in DELTA_NETS:
         build.expand(x)
     if at.layer.kind is LayerKind.RECURRENT:
@@ -138,14 +158,24 @@ def _layer(
         return like("add", build.ffn(at, x), skip)
     if out_ids is not None:
         x, skip = get_rows(x, out_ids), get_rows(skip, out_ids)
+    if _is_parallel(at):
+        normed = normed if out_ids is None else get_rows(normed, out_ids)
+        return like("add", like("add", build.ffn(at, normed), skip), x)
     if at.layer.weight("post_ffw_norm.weight") is not None:
         x = build.norm(at, "post_attention_norm", x)
-    if arch == "granitehybrid":
+    if arch in _GRANITES:
         x = build.scaled(x, "residual_scale")
-    x = like("add", skip, x) if arch in ("jamba", "lfm2") else like("add", x, skip)
+    x = like("add", skip, x) if arch in _SKIP_FIRST and arch != "phi3" else like("add", x, skip)
     if arch in ("mamba", "mamba2", "nemotron_h"):
         return x
     return _feed_forward(build, at, x)
+
+
+def _is_parallel(at: Placed) -> bool:
+    """Whether attention and feed-forward network read the same norm, as in command-r."""
+    later = ("ffn_norm", "post_attention_norm", "post_ffw_norm")
+    has_later = any(at.layer.weight(f"{name}.weight") is not None for name in later)
+    return not has_later and at.layer.weight("ffn_up.weight") is not None
 
 
 def _recurrent(build: Builder, at: Placed, x: Node, ids: tuple[Node, Node]) -> Node:
@@ -160,31 +190,34 @@ def _recurrent(build: Builder, at: Placed, x: Node, ids: tuple[Node, Node]) -> N
 
 def _feed_forward(build: Builder, at: Placed, skip: Node) -> Node:
     arch, layer = build.model.architecture, at.layer
-    own = layer.weight("ffn_norm.weight") is not None
-    x = build.norm(at, "ffn_norm" if own else "post_attention_norm", skip)
+    own, last = (layer.weight(f"{name}.weight") for name in ("ffn_norm", "post_ffw_norm"))
+    x = skip
+    if own is not None or last is None:
+        x = build.norm(at, "post_attention_norm" if own is None else "ffn_norm", x)
     if layer.weight("ffn_gate_inp.weight") is None:
         x = build.ffn(at, x)
     elif arch == "gpt-oss":
         x = moe(build, at, x, gating="late_softmax", norm=False)
     else:
         x = _with_shared(build, at, x, _routed(build, at, x))
-    if arch == "granitehybrid":
+    if arch in _GRANITES:
         x = build.scaled(x, "residual_scale")
-    if layer.weight("post_ffw_norm.weight") is not None:
-        x = build.norm(_unpinned(at), "post_ffw_norm", x)
-    return like("add", skip, x) if arch in ("jamba", "lfm2") else like("add", x, skip)
+    if last is not None:
+        x = build.norm(_unpinned(at) if arch in _UNPINNED_NORMS else at, "post_ffw_norm", x)
+    return like("add", skip, x) if arch in _SKIP_FIRST else like("add", x, skip)
 
 
 def _routed(build: Builder, at: Placed, x: Node) -> Node:
     arch = build.model.architecture
-    if arch != "deepseek2":
-        return moe(build, at, x, norm=arch != "jamba")
-    gating = "sigmoid" if build.number("expert_gating_func") == _SIGMOID else "softmax"
-    return moe(build, at, x, gating=gating, norm=bool(build.number("expert_weights_norm")))
+    told = build.number("expert_gating_func") or (_SIGMOID if arch == "glm4moe" else 0)
+    gating = "sigmoid" if told == _SIGMOID else "softmax"
+    if arch in ("deepseek2", "glm4moe", "dots1"):
+        return moe(build, at, x, gating=gating, norm=bool(build.number("expert_weights_norm")))
+    return moe(build, at, x, gating=gating, norm=arch not in _RAW_WEIGHTS)
 
 
 def _unpinned(at: Placed) -> Placed:
-    """gemma's last norm is named without its layer, so it is free to move."""
+    """A norm that is named without its layer is free to move."""
     return Placed(at.layer, at.backend, at.kv_backend, at.host, at.on_host, False)
 
 
@@ -193,7 +226,10 @@ def _with_shared(build: Builder, at: Placed, x: Node, routed: Node) -> Node:
         return routed
     shared = build.ffn(at, x, suffix="_shexp")
     if at.layer.weight("ffn_gate_inp_shexp.weight") is not None:
-        gate = like("unary", build.linear(at, "ffn_gate_inp_shexp", x))
+        score = build.linear(at, "ffn_gate_inp_shexp", x)
+        gate = like("unary", score)
+        if build.model.architecture == "qwen2moe":  # a sigmoid in two steps
+            gate = like("div", gate, score)
         shared = like("mul", shared, gate)
     return like("add", routed, shared)
 
@@ -210,7 +246,7 @@ def _attention(build: Builder, at: Placed, x: Node, positions: Node) -> Node:
                                         (v_head, layer.n_head_kv)))  # fmt: skip
     if arch not in _NO_ROPE:
         q, k = _roped(build, at, q, positions), _roped(build, at, k, positions, part="k")
-    if arch in _GEMMAS:
+    if arch in _SCALED_Q:
         q = like("scale", q)
     x = build.attend(at, q, k, v, sinks=build.weight(at, "attn_sinks.weight"))
     return build.biased(at, "attn_output", build.linear(at, "attn_output", x))
@@ -231,6 +267,9 @@ def _qkv(
             build.biased(at, name, build.linear(at, name, x))
             for name in ("attn_q", "attn_k", "attn_v")
         ]
+        if build.model.architecture in _WHOLE_NORMS:
+            q, k, v = products
+            products = [build.norm(at, "attn_q_norm", q), build.norm(at, "attn_k_norm", k), v]
         q, k, v = (
             reshape(product, width, count, build.n)
             for product, (width, count) in zip(products, heads, strict=True)
@@ -239,9 +278,12 @@ def _qkv(
 
 
 def _roped(build: Builder, at: Placed, x: Node, positions: Node, *, part: str = "q") -> Node:
-    if at.layer.weight(f"attn_{part}_norm.weight") is not None:
-        x = build.norm(at, f"attn_{part}_norm", x)
-    return like("rope", x, positions)
+    arch, name = build.model.architecture, f"attn_{part}_norm"
+    is_normed = at.layer.weight(f"{name}.weight") is not None and arch not in _WHOLE_NORMS
+    if is_normed and arch not in _ROPE_FIRST:
+        x = build.norm(at, name, x)
+    x = like("rope", x, positions) if at.layer.has_rope else x
+    return build.norm(at, name, x) if is_normed and arch in _ROPE_FIRST else x
 
 
 def _gated_attention(build: Builder, at: Placed, x: Node, positions: Node) -> Node:

@@ -29,6 +29,9 @@ from planners.model import LayerInfo, LayerKind, ModelInfo, WeightInfo
 
 ROTATED_STEP = 64  # quantised caches of such head widths are rotated (llama-kv-cache.cpp)
 
+_SQUARED = ("nemotron", "arcee")
+_GATES_WITHIN = ("phi3", "glm4")  # the gate is the first half of ffn_up
+
 
 @dataclass(frozen=True, slots=True)
 class Placed:
@@ -293,8 +296,10 @@ class Builder:
         if self.weight(at, f"ffn_gate{suffix}.weight") is not None:
             gate = self.linear(at, f"ffn_gate{suffix}", x)
             x = like("glu", self.biased(at, f"ffn_gate{suffix}", gate), up)
-        elif self.model.architecture.startswith("nemotron"):
+        elif self.model.architecture.startswith(_SQUARED):
             x = like("sqr", like("unary", up))
+        elif self.model.architecture in _GATES_WITHIN:
+            x = Node("glu", (up.ne[0] // 2, *up.ne[1:]), src=(up,))
         else:
             x = like("unary", up)
         x = self.linear(at, f"ffn_down{suffix}", x)

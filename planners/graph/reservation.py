@@ -32,8 +32,21 @@ _MODELS = 64  # whose equal layers are known
 
 
 def is_drawn(model: ModelInfo) -> bool:
-    """Whether the model's graph is known down to its tensors."""
-    return model.architecture in KNOWN and bool(model.layers) and _has_all_tensors(_Known(model))
+    """Whether the model's graph can be drawn: by its own rules, or by its likeness to llama's."""
+    is_like = model.architecture in KNOWN or _is_plain(model)
+    return is_like and bool(model.layers) and _has_all_tensors(_Known(model))
+
+
+def is_known(model: ModelInfo) -> bool:
+    """Whether the drawing is the engine's own graph, not one alike."""
+    is_stacked = dict(model.metadata).get(f"{model.architecture}.n_deepstack_layers", 0)
+    return model.architecture in KNOWN and not is_stacked  # qwen3vl's images enter several layers
+
+
+def _is_plain(model: ModelInfo) -> bool:
+    """A decoder whose every layer attends, whatever its name."""
+    kinds = {layer.kind for layer in model.layers}
+    return model.is_causal and kinds <= {LayerKind.FULL, LayerKind.SWA}
 
 
 def compute_bytes(
@@ -85,7 +98,9 @@ def _drawn(
     sketch = _Sketch(
         known=known,
         # Two splits with one outline have one graph: what tells them apart is left out.
-        shape=replace(shape, split=(), n_cpu_moe=0, on_host=(), binding_limits=()),
+        shape=replace(
+            shape, split=(), n_cpu_moe=0, on_host=(), binding_limits=(), host_tiles=False
+        ),
         layers=tuple((firsts[i], place[owners[i]], left[i]) for i in part.layers),
         is_local=tuple(not is_remote(device) for device in devices),
         bindings=tuple(limits.get(device) for device in devices),

@@ -27,6 +27,7 @@ from planners.memory import (
 from planners.model import ServedModel
 from planners.plan import DeviceBytes
 from planners.preflight import corrected, is_told_of, measures
+from planners.repack import repacks
 
 COMPANION_MARGIN = 0.5  # of a projector's weights: its compute buffers, which nobody reports
 
@@ -90,8 +91,12 @@ class Prediction:
 
     def exact(self, engine: Engine, shape: LaunchShape) -> LaunchShape:
         """`shape` with what the engine and the devices add to the decision of its bytes."""
-        limits = binding_limits(self.hardware)
-        return replace(shape, backend=engine.backend, binding_limits=limits)
+        return replace(
+            shape,
+            backend=engine.backend,
+            binding_limits=binding_limits(self.hardware),
+            host_tiles=repacks(self.served, engine=engine) and engine.has_tiles,
+        )
 
     def dry_run_key(self, engine: Engine, shape: LaunchShape) -> DryRunKey:
         """What a dry run of that launch is known by."""

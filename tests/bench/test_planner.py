@@ -5,10 +5,11 @@ from random import Random
 
 import pytest
 
-from bench.planner.__main__ import SHAPES, TABLE, over_table
+from bench.planner.__main__ import OTHERS, SHAPES, TABLE, over_table
+from bench.planner.campaign import misses
 from bench.planner.flags import NotModelled, asked, launch_shape
 from bench.planner.rows import Row, read_rows
-from bench.planner.scores import errors, percentile, report
+from bench.planner.scores import all_errors, errors, percentile, report
 from planners.hardware import DeviceId
 
 LINES = TABLE.read_text().splitlines()
@@ -44,6 +45,18 @@ def test_launches_of_random_shapes_are_predicted_to_the_percent() -> None:
     assert shares[-1] < 0.03
     assert all(error.are_parts_exact for error in found)
     assert not any(error.is_above_bound for error in found)
+
+
+def test_other_architectures_are_predicted_to_the_rounding_and_the_host_beside_devices_too() -> (
+    None
+):
+    rows = [row for row in read_rows(OTHERS.read_text().splitlines()) if isinstance(row, Row)]
+
+    found = [error for row in rows for error in all_errors(row)]
+
+    assert len({row.model.architecture for row in rows}) >= 35
+    assert sum(row.shape.host_tiles for row in rows) >= 40
+    assert misses(found) == []
 
 
 def test_the_report_has_every_section(tmp_path: Path) -> None:

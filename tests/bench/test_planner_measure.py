@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from bench.planner.live import live_engine
+from bench.planner.engine import live_engine
 from bench.planner.measure import described, measured_rows, told
 from bench.planner.rows import Row, read_rows, rebuilt
 from bench.planner.scores import errors

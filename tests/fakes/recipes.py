@@ -13,6 +13,36 @@ from typing import Any
 Shape = tuple[int, ...]
 Named = Iterator[tuple[str, Shape]]
 BERTS = ("bert", "nomic-bert")
+DENSE = ("mistral3", "smollm3", "qwen2vl", "seed_oss", "granite", "ernie4_5", "gemma", "glm4",
+         "phi3", "olmo2", "exaone4", "hunyuan-dense", "exaone", "internlm2", "minicpm",
+         "arcee", "qwen3vl", "command-r", "starcoder2", "stablelm")  # fmt: skip
+MIXTURES = ("qwen2moe", "granitemoe", "ernie4_5-moe", "glm4moe", "olmoe", "dots1", "deepseek",
+            "hunyuan-moe", "minimax-m2", "qwen3vlmoe")  # fmt: skip
+_BIASED = ("qwen2", "qwen2vl", "qwen2moe", "seed_oss", "glm4moe")
+_FULLY_BIASED = ("starcoder2",)
+_LAYER_NORMED = ("starcoder2", "stablelm")
+_UNGATED = ("arcee", "starcoder2")
+_NORMED = (
+    "qwen3vl",
+    "qwen3vlmoe",
+    "qwen3",
+    "qwen3moe",
+    "gemma3",
+    "exaone4",
+    "hunyuan-dense",
+    "hunyuan-moe",
+    "dots1",
+)
+_WHOLE_NORMS = ("olmo2", "olmoe", "minimax-m2")
+_POST_NORMS = ("gemma2", "gemma3", "glm4", "olmo2", "exaone4")
+_NO_PRE_NORMS = ("olmo2", "exaone4")
+_SCORED = (
+    "minimax-m2",
+    "ernie4_5-moe",
+    "glm4moe",
+    "dots1",
+    "lfm2moe",
+)  # experts with a bias to their scores
 _RANK = 4  # llama.cpp's number of that pooling type
 
 
@@ -98,7 +128,10 @@ def _outside(facts: Facts, *, is_tied: bool) -> Named:
         yield "enc.output_norm.weight", (e,)
         yield "dec.output_norm.weight", (e,)
     else:
-        yield f"{'token_embd_norm' if arch == 'lfm2' else 'output_norm'}.weight", (e,)
+        is_late = arch in ("lfm2", "lfm2moe")
+        yield f"{'token_embd_norm' if is_late else 'output_norm'}.weight", (e,)
+    if arch in _LAYER_NORMED:
+        yield "output_norm.bias", (e,)
     if not is_tied:
         yield "output.weight", (e, facts.n_vocab)
 
@@ -119,7 +152,10 @@ def _attention(
         if bias:
             yield f"attn_{part}.bias", (width,)
     yield "attn_output.weight", (n_head * v, facts.n_embd)
-    if qk_norm:
+    if facts.architecture in _WHOLE_NORMS:
+        yield "attn_q_norm.weight", (n_head * k,)
+        yield "attn_k_norm.weight", (n_head_kv * k,)
+    elif qk_norm:
         yield "attn_q_norm.weight", (k,)
         yield "attn_k_norm.weight", (k,)
 
@@ -146,15 +182,42 @@ def _experts(facts: Facts, width: int, *, bias: bool = False) -> Named:
 
 def _llama(facts: Facts, i: int) -> Named:
     arch, width = facts.architecture, facts.at("feed_forward_length", i)
-    yield from _norms(facts, "attn_norm", "ffn_norm")
-    if arch in ("gemma2", "gemma3"):
+    if arch not in _NO_PRE_NORMS:
+        yield from _norms(facts, "attn_norm")
+        late = arch in ("seed_oss", "glm4moe")
+        if arch != "command-r":
+            yield from _norms(facts, "post_attention_norm" if late else "ffn_norm")
+        if arch in _LAYER_NORMED:
+            yield "attn_norm.bias", (facts.n_embd,)
+            yield "ffn_norm.bias", (facts.n_embd,)
+    if arch in _POST_NORMS:
         yield from _norms(facts, "post_attention_norm", "post_ffw_norm")
-    has_qk_norm = arch in ("qwen3", "qwen3moe", "gemma3")
-    yield from _attention(facts, i, qk_norm=has_qk_norm, bias=arch == "qwen2")
-    if facts.get("expert_count"):
-        yield from _experts(facts, facts.get("expert_feed_forward_length", width))
+    yield from _attention(
+        facts, i, qk_norm=arch in _NORMED, bias=arch in (*_BIASED, *_FULLY_BIASED)
+    )
+    if arch in _FULLY_BIASED:
+        yield "attn_output.bias", (facts.n_embd,)
+        yield "ffn_up.bias", (width,)
+        yield "ffn_down.bias", (facts.n_embd,)
+    if facts.get("expert_count") and i >= facts.get("leading_dense_block_count"):
+        yield from _mixture(facts, facts.get("expert_feed_forward_length", width))
+    elif arch in ("phi3", "glm4"):
+        yield "ffn_up.weight", (facts.n_embd, 2 * width)
+        yield "ffn_down.weight", (width, facts.n_embd)
     else:
-        yield from _ffn(facts, width)
+        yield from _ffn(facts, width, gate=arch not in _UNGATED)
+
+
+def _mixture(facts: Facts, width: int) -> Named:
+    """Routed experts, those that all tokens share, and what chooses between them."""
+    yield from _experts(facts, width)
+    if facts.architecture in _SCORED:
+        yield "exp_probs_b.bias", (facts.get("expert_count"),)
+    shared = facts.get("expert_shared_feed_forward_length")
+    if shared := shared or width * facts.get("expert_shared_count"):
+        yield from _ffn(facts, shared, suffix="_shexp")
+    if facts.architecture == "qwen2moe":
+        yield "ffn_gate_inp_shexp.weight", (facts.n_embd,)
 
 
 def _gpt_oss(facts: Facts, i: int) -> Named:
@@ -272,7 +335,10 @@ def _lfm2(facts: Facts, i: int) -> Named:
         yield "shortconv.conv.weight", (facts.get("shortconv.l_cache"), e)
         yield "shortconv.in_proj.weight", (e, 3 * e)
         yield "shortconv.out_proj.weight", (e, e)
-    yield from _ffn(facts, facts.at("feed_forward_length", i))
+    if facts.get("expert_count") and i >= facts.get("leading_dense_block_count"):
+        yield from _mixture(facts, facts.get("expert_feed_forward_length"))
+    else:
+        yield from _ffn(facts, facts.at("feed_forward_length", i))
 
 
 def _delta_net(facts: Facts, i: int) -> Named:
@@ -346,6 +412,7 @@ def _t5(facts: Facts) -> Named:
 
 _BLOCKS: dict[str, Callable[[Facts, int], Named]] = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3"), _llama),
+    **dict.fromkeys((*DENSE, *MIXTURES), _llama),
     "gpt-oss": _gpt_oss,
     "deepseek2": _deepseek2,
     "mamba": _mamba,
@@ -353,7 +420,7 @@ _BLOCKS: dict[str, Callable[[Facts, int], Named]] = {
     "jamba": _jamba,
     "granitehybrid": _granite_hybrid,
     "nemotron_h": _nemotron_h,
-    "lfm2": _lfm2,
+    **dict.fromkeys(("lfm2", "lfm2moe"), _lfm2),
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _delta_net),
     **dict.fromkeys(BERTS, _bert),
     "t5": _llama,

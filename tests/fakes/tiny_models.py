@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+from zlib import crc32
 
 from planners.ggml.header import GgufArray, GgufHeader, Scalar, Tensor
 from planners.ggml.layers import is_expert
@@ -43,6 +44,8 @@ class TinyModel:
     n_ctx: int = N_CTX
     expert_type_number: int | None = None
     """Of routed experts, where it is another than the rest's."""
+    mixed_types: tuple[int, ...] = ()
+    """One of these for each tensor by its name, instead of all of that."""
 
     @property
     def facts(self) -> Facts:
@@ -105,7 +108,9 @@ def _type_of(model: TinyModel, name: str, shape: Shape) -> int:
     if is_f32(name, shape):
         return _F32
     number = model.type_number
-    if model.expert_type_number is not None and is_expert(name):
+    if model.mixed_types:
+        number = model.mixed_types[crc32(name.encode()) % len(model.mixed_types)]
+    elif model.expert_type_number is not None and is_expert(name):
         number = model.expert_type_number
     return number if shape[0] % TENSOR_TYPES[number].block == 0 else _F16
 
@@ -132,7 +137,8 @@ def _weights(name: str, number: int, n_bytes: int, chance: random.Random) -> byt
 
 def _metadata(model: TinyModel) -> list[bytes]:
     told = [_text_pair("general.architecture", model.architecture)]
-    told.append(_text_pair("general.name", model.name))
+    # By the name of phi-3 the engine would look for its vocabulary.
+    told.append(_text_pair("general.name", model.name.replace("phi3", "phi")))
     for key, value in model.facts.pairs.items():
         if key != "general.architecture":
             told.append(pair(key, _number(value)))

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from bench.planner.engine import live_engine
 from bench.planner.live import read
 from planners.hardware import HOST
 from planners.kv_cache import LaunchShape
@@ -19,7 +20,9 @@ A_LITTLE = 2 << 10  # less than the engine's print leaves open
 def needs(model_dir: Path, *, n_ubatch: int) -> DeviceBytes:
     """What the launch takes of the host, without any prompt cache."""
     info = read(model_dir / f"{MODEL}.gguf")
-    shape = LaunchShape(CONTEXT * SLOTS, SLOTS, n_ubatch, n_ubatch)
+    shape = LaunchShape(
+        CONTEXT * SLOTS, SLOTS, n_ubatch, n_ubatch, host_tiles=live_engine().has_tiles
+    )
     (part,) = predict(info, shape, overhead_bytes={HOST: host_overhead_bytes(info)})
     return part
 

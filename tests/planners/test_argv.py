@@ -40,6 +40,25 @@ def value(flag: str, words: tuple[str, ...]) -> str | None:
     return words[words.index(flag) + 1] if flag in words else None
 
 
+@pytest.mark.parametrize(
+    ("repack", "extra", "said"),
+    [
+        pytest.param(True, (), [], id="as the engine likes"),
+        pytest.param(False, (), ["--no-repack"], id="not at all"),
+        pytest.param(False, ("-nr",), ["-nr"], id="the operator has said it already"),
+        pytest.param(False, ("--repack",), ["--repack"], id="or wants it nevertheless"),
+    ],
+)
+def test_weights_that_must_not_be_repacked_are_not(
+    repack: bool, extra: tuple[str, ...], said: list[str]
+) -> None:
+    able = replace(CUDA, flags=FLAGS | {"--repack", "-nr", "--no-repack"})
+
+    words = argv(plan_on(24, repack=repack, extra_flags=extra), engine=able)
+
+    assert [word for word in words if "repack" in word or word == "-nr"] == said
+
+
 def test_a_launch_on_one_card_is_spelled_out() -> None:
     words = argv(plan_on(24))
 

@@ -11,14 +11,8 @@ from time import monotonic
 
 import pytest
 
-from bench.planner.live import (
-    VULKAN,
-    live_engine,
-    measured_parts,
-    plan_of,
-    read,
-    reported,
-)
+from bench.planner.engine import live_engine
+from bench.planner.live import VULKAN, measured_parts, plan_of, read, reported
 from planners.backends import Engine
 from planners.dry_runs import DryRunKey, PreflightFailed, Reserved
 from planners.hardware import HOST, DeviceId

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bench.planner.engine import live_engine
 from planners.backends import Engine, EngineDevice
 from planners.sizes import MIB
 from supervisor.quickstart import packaged_engine
@@ -18,6 +19,7 @@ from supervisor.trial import (
     MAX_LINES,
     TrialFailed,
     TrialLimits,
+    has_tiles,
     list_devices,
     parse_devices,
     parse_flags,
@@ -158,6 +160,18 @@ def test_an_exit_is_explained_to_operators(
     assert why_it_ended(returncode, (line,), doing="--help") == (reason, lasting)
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("0.1 I load_tensors:          AMX model buffer size =     0.58 MiB", True),
+        ("0.1 I load_tensors:   CPU_REPACK model buffer size =     0.58 MiB", False),
+        ("system_info: CPU : AVX512 = 1 | AMX_INT8 = 1 |", False),  # it has yet to get leave
+    ],
+)
+def test_an_engine_that_lays_out_weights_for_tiles_says_so(line: str, expected: bool) -> None:
+    assert has_tiles(["loading", line]) is expected
+
+
 async def test_an_engine_that_decodes_tells_what_it_can() -> None:
     able = await try_engine(fake_engine(), limits=LIMITS)
 
@@ -174,6 +188,7 @@ async def test_the_real_engine_decodes_the_tiny_model() -> None:
 
     assert able.version != "unknown"
     assert {"--fit", "--device", "--slot-save-path", "-ngl", "-fa"} <= able.flags
+    assert able.has_tiles is live_engine().has_tiles
 
 
 @pytest.mark.llama

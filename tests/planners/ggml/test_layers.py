@@ -53,6 +53,16 @@ def found(arch: str, n_layer: int, **keys: Value) -> tuple[LayerInfo, ...]:
         pytest.param("bert", 2, {}, [N, N], id="encoder"),
         pytest.param("llama", 2, {"attention__causal": False}, [N, N], id="not causal"),
         pytest.param("gemma3n", 3, {"attention__shared_kv_layers": 1}, [F, F, N], id="shared KV"),
+        pytest.param(
+            "exaone4", 2, {"attention__sliding_window": 9, "block_count": 2}, [F, F], id="small"
+        ),
+        pytest.param(
+            "exaone4",
+            4,
+            {"attention__sliding_window": 9, "block_count": 64},
+            [S, S, S, F],
+            id="32B",
+        ),
         pytest.param("glm4moe", 3, {"nextn_predict_layers": 1}, [F, F, N], id="nextn"),
     ],
 )
@@ -62,6 +72,23 @@ def test_the_kind_of_each_layer(
     keys = {"attention__head_count": 4} | keys
 
     assert [layer.kind for layer in found(arch, n_layer, **keys)] == kinds
+
+
+@pytest.mark.parametrize(
+    ("arch", "keys", "turns"),
+    [
+        ("llama", {}, [True] * 4),
+        ("smollm3", {}, [True, True, True, False]),
+        ("exaone4", {"attention__sliding_window": 9, "block_count": 64}, [True] * 3 + [False]),
+        ("exaone4", {"block_count": 4}, [True] * 4),
+    ],
+)
+def test_some_layers_know_no_positions(
+    arch: str, keys: dict[str, Value], turns: list[bool]
+) -> None:
+    keys = {"attention__head_count": 4, **keys}
+
+    assert [layer.has_rope for layer in found(arch, 4, **keys)] == turns
 
 
 def test_widths_count_all_kv_heads() -> None:
