@@ -42,14 +42,22 @@ class Peer:
     """Whose CPU counts; none where there is nothing between."""
 
 
+@dataclass(frozen=True, slots=True)
+class Child:
+    """What relays stand before."""
+
+    path: Path
+    pid: int
+
+
 @contextmanager
-def upstream(program: Path, path: Path) -> Iterator[Path]:
+def upstream(program: Path, path: Path) -> Iterator[Child]:
     """A child of its own, on a Unix socket at `path`."""
     with subprocess.Popen([program, path]) as process:
         try:
             _wait_for(path)
             path.chmod(0o777)  # nginx' worker is another user's where root starts it
-            yield path
+            yield Child(path, process.pid)
         finally:
             process.kill()
 
