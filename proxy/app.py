@@ -138,7 +138,7 @@ class _App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        exchange = Exchange(scope, receive, send, request_id=request_id(scope["headers"]))
+        exchange = Exchange(scope, request_id=request_id(scope["headers"]))
         exchange.path = _SLASHES.sub("/", exchange.path)
         exchange.dialect = _dialect(exchange.path)
         bind_contextvars(request_id=exchange.request_id)

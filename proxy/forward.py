@@ -339,7 +339,7 @@ async def relay_stream(
             in_prelude = False
             if events.startswith(ERROR_HEAD):
                 raise ChildFailed(event_error(events[6:].partition(b"\n")[0]))
-            await exchange.begin(Framing.SSE)
+            exchange.begin(Framing.SSE)
         before, last = last, events
         if n_prompts > 1:
             usages += usages_in(events)

@@ -128,7 +128,7 @@ class ChatTurn:
 
     async def _write(self, events: bytes) -> None:
         if not self.exchange.begun:
-            await self.exchange.begin(Framing.SSE)
+            self.exchange.begin(Framing.SSE)
         await self.exchange.write(events)
 
     async def _end(self, words: Writer, *, streams: bool) -> None:
@@ -136,7 +136,7 @@ class ChatTurn:
             await self.exchange.reply(200, words.whole())
             return
         if not self.exchange.begun:
-            await self.exchange.begin(Framing.SSE)
+            self.exchange.begin(Framing.SSE)
         await self.exchange.finish(words.end())
 
     def _report(self, lease: Lease, reply: ChatReply) -> None:

@@ -201,7 +201,7 @@ async def _relayed(
         if not exchange.delivered:
             if is_error:
                 raise ChildFailed(event_error(events[6:].partition(b"\n")[0]))
-            await exchange.begin(Framing.SSE)
+            exchange.begin(Framing.SSE)
         if _IS_LAST in events:
             ends = [event for event in events.split(b"\n\n") if _IS_LAST in event]
             usages += [usage for usage in map(usage_in, ends) if usage is not None]

@@ -65,7 +65,7 @@ class Answering:
 
     async def _write(self, lines: bytes) -> None:
         if not self.exchange.begun:
-            await self.exchange.begin(Framing.NDJSON)
+            self.exchange.begin(Framing.NDJSON)
         await self.exchange.write(lines)
 
     async def _end(self, lease: Lease, reading: Reading, heard: "_Heard") -> None:
@@ -96,7 +96,7 @@ class Answering:
             await self.exchange.reply(200, reply)
             return
         if not self.exchange.begun:
-            await self.exchange.begin(Framing.NDJSON)
+            self.exchange.begin(Framing.NDJSON)
         await self.exchange.finish(self.writer.last(ending, tool_calls=calls) + b"\n")
 
 
