@@ -322,33 +322,66 @@ async def relay_stream(
     """
     if response.status != 200:
         raise await refusal(response, lease)
-    whole = WholeEvents(response.socket_path)
-    in_prelude = not shows_progress
-    has_preludes = n_prompts > 1 and in_prelude
-    before = last = b""
-    usages: list[Usage] = []
-    async for arrived in response.chunks():
-        events = whole.take(arrived)
-        if has_preludes:
+    relayed = _Relayed(
+        exchange, response.socket_path, shows_progress=shows_progress, n_prompts=n_prompts
+    )
+    await response.pour(relayed.take, exchange.to_caller)
+    relayed.check_end()
+    await exchange.finish()
+    return relayed.usage()
+
+
+class _Relayed:
+    """What has been passed on of a stream of events."""
+
+    __slots__ = (
+        "_before", "_exchange", "_has_preludes", "_in_prelude", "_last", "_n_prompts",
+        "_socket_path", "_usages", "_whole",
+    )  # fmt: skip
+
+    def __init__(
+        self, exchange: Exchange, socket_path: str, *, shows_progress: bool, n_prompts: int
+    ) -> None:
+        self._exchange, self._socket_path, self._n_prompts = exchange, socket_path, n_prompts
+        self._whole = WholeEvents(socket_path)
+        self._in_prelude = not shows_progress
+        self._has_preludes = n_prompts > 1 and self._in_prelude
+        self._before = self._last = b""
+        self._usages: list[Usage] = []
+
+    def take(self, arrived: bytes) -> None:
+        """Passes on what a piece of the stream completes. Raises ChildFailed, UpstreamBroken."""
+        events = self._whole.take(arrived)
+        if self._has_preludes:
             events = without_progress(events)
-        elif in_prelude:
+        elif self._in_prelude:
             events = _without_prelude(events)
         if not events:
-            continue
+            return
+        exchange = self._exchange
         if not exchange.delivered:
-            in_prelude = False
+            self._in_prelude = False
             if events.startswith(ERROR_HEAD):
                 raise ChildFailed(event_error(events[6:].partition(b"\n")[0]))
             exchange.begin(Framing.SSE)
-        before, last = last, events
-        if n_prompts > 1:
-            usages += usages_in(events)
-        await exchange.write(events)
-    tail = before[-4096:] + last[-8192:]
-    if not tail.rstrip().endswith(DONE) and ERROR_HEAD not in tail:
-        raise StreamCut(response.socket_path)
-    await exchange.finish()
-    return usage_sum(usages) if usages else usage_in(tail)
+        self._before, self._last = self._last, events
+        if self._n_prompts > 1:
+            self._usages += usages_in(events)
+        exchange.put(events)
+
+    @property
+    def _tail(self) -> bytes:
+        return self._before[-4096:] + self._last[-8192:]
+
+    def check_end(self) -> None:
+        """Raises StreamCut for a stream that ended with neither [DONE] nor an error."""
+        tail = self._tail
+        if not tail.rstrip().endswith(DONE) and ERROR_HEAD not in tail:
+            raise StreamCut(self._socket_path)
+
+    def usage(self) -> Usage | None:
+        """What the stream's end says that it took."""
+        return usage_sum(self._usages) if self._usages else usage_in(self._tail)
 
 
 def _without_prelude(events: bytes) -> bytes:

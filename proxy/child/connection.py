@@ -2,11 +2,13 @@
 
 idle ─ send → waiting ─ head → reading ─ last byte → idle, where the child keeps it open
   any ─ bad bytes, closed by the child, aborted by us → closed
+A body is pulled (`chunk`), or poured: then what comes goes on in the very call that brings it, and
+who waits is woken only at its end, or where the reader it goes to is slow.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
 import httptools
 
@@ -20,8 +22,32 @@ HIGH_WATER_BYTES = 256 << 10  # unread, beyond which the child is made to wait
 JOIN_BYTES = 16 << 10  # below this, head and body go out in one write
 
 
+Take = Callable[[bytes], None]
+
+
+class Reader(Protocol):
+    """Whoever what is taken goes to in the end."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it has enough to read for now."""
+
+    async def drained(self) -> None:
+        """Until it has not."""
+
+
+class _Ready:
+    is_slow = False
+
+    async def drained(self) -> None: ...
+
+
+ALWAYS_READY: Reader = _Ready()
+"""Takes what comes as it comes: what is put together here."""
+
+
 class Connection(asyncio.Protocol):
-    """A connection that pulls: what has arrived waits, joined, until it is asked for."""
+    """What has arrived of a body waits, joined, unless it is poured."""
 
     __slots__ = (
         "_chunks",
@@ -33,7 +59,10 @@ class Connection(asyncio.Protocol):
         "_on_made",
         "_parser",
         "_paused",
+        "_reader",
         "_size",
+        "_spilt",
+        "_take",
         "_transport",
         "_waiter",
         "_writable",
@@ -79,6 +108,10 @@ class Connection(asyncio.Protocol):
         self._got_bytes = self._head_done = self._framed = False
         self._chunks: list[bytes] = []
         self._size = self._head_bytes = 0
+        self._take: Take | None = None
+        self._reader: Reader | None = None
+        self._spilt: Exception | None = None
+        """What was raised by who takes what is poured."""
 
     # What the exchange calls.
 
@@ -107,6 +140,43 @@ class Connection(asyncio.Protocol):
             if self.error is not None:
                 raise self.error
             await self._wait()
+        return self._arrived()
+
+    async def pour(self, take: Take, reader: Reader) -> None:
+        """Has `take` called with all that comes of the body, joined, until its end.
+
+        While `reader` is slow nothing is taken, and soon nothing is read of the child. Raises
+        UpstreamGone, UpstreamBroken, after all that came before was taken, and what `take` raises.
+        """
+        while True:
+            while self._chunks:
+                if reader.is_slow:
+                    await reader.drained()
+                take(self._arrived())
+            if self.done:
+                return
+            if self.error is not None:
+                raise self.error
+            self._take, self._reader = take, reader
+            try:
+                await self._wait()
+            finally:
+                self._take = self._reader = None
+            if self._spilt is not None:
+                raise self._spilt
+
+    def _pour(self, take: Take) -> None:
+        """What has arrived; whoever waits is woken only where it has something to do."""
+        if self._chunks and not (self._reader is not None and self._reader.is_slow):
+            try:
+                take(self._arrived())
+            except Exception as exc:
+                self._spilt = exc
+        if self._chunks or self.done or self.error is not None or self._spilt is not None:
+            self._take = None
+            self._wake()
+
+    def _arrived(self) -> bytes:
         chunks, self._chunks, self._size = self._chunks, [], 0
         if self._paused:
             self._paused = False
@@ -169,11 +239,14 @@ class Connection(asyncio.Protocol):
             self._fail(ours if isinstance(ours, UpstreamBroken) else told)
         if not self._head_done and self._head_bytes > HEAD_BYTES:
             self._fail(UpstreamBroken(self.socket_path, f"its head is over {HEAD_BYTES} bytes"))
-        elif self._size > HIGH_WATER_BYTES and not (self._paused or self.done):
+        if self._take is not None:
+            self._pour(self._take)
+        elif self._waiter is not None:
+            self._wake()
+        if self._size > HIGH_WATER_BYTES and not (self._paused or self.done or self.error):
             self._paused = True
             if not self._transport.is_closing():
                 self._transport.pause_reading()
-        self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True

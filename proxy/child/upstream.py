@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from proxy.bodies import Buffers
-from proxy.child.connection import Connection
+from proxy.child.connection import Connection, Reader, Take
 from proxy.errors import UpstreamBroken, UpstreamGone, UpstreamStalled
 
 IDLE_S = 4.0  # llama-server closes idle connections after 5 s (Keep-Alive: timeout=5)
@@ -156,6 +156,14 @@ class UpstreamResponse:
         """The body as it comes, what has arrived joined. Raises UpstreamGone, UpstreamBroken."""
         while data := await self._connection.chunk():
             yield data
+
+    async def pour(self, take: Take, reader: Reader) -> None:
+        """Has `take` called with the body as it comes, what has arrived joined, until its end.
+
+        In the very call that brings it, unless `reader` is slow. Raises UpstreamGone,
+        UpstreamBroken, and what `take` raises.
+        """
+        await self._connection.pour(take, reader)
 
     async def read(self, *, limit_bytes: int) -> bytes:
         """The whole body. Raises UpstreamBroken over the limit, UpstreamGone where it is cut."""
