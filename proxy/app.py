@@ -139,7 +139,8 @@ class _App:
         if scope["type"] != "http":
             return
         exchange = Exchange(scope, request_id=request_id(scope["headers"]))
-        exchange.path = _SLASHES.sub("/", exchange.path)
+        if "//" in exchange.path:
+            exchange.path = _SLASHES.sub("/", exchange.path)
         exchange.dialect = _dialect(exchange.path)
         bind_contextvars(request_id=exchange.request_id)
         trace = self._traces.begun(exchange) if self._traces is not None else None

@@ -33,6 +33,9 @@ TEXT = b"text/plain; charset=utf-8"
 TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")  # W3C trace context
 
 
+_PRIORITIES = {priority.value.encode(): priority for priority in Priority}
+
+
 class Framing(Enum):
     """How a streamed reply is cut into messages."""
 
@@ -83,7 +86,7 @@ class Exchange:
     """A request being answered. Exactly one of `reply`, or `begin` … `finish`, happens."""
 
     __slots__ = (
-        "_beats", "delivered", "dialect", "extra_headers", "finished",
+        "_beats", "_by_name", "address", "delivered", "dialect", "extra_headers", "finished",
         "first_byte_s", "framing", "given_model", "headers", "is_known", "key_id", "last_word",
         "lease", "method", "model", "n_dropped", "path", "pulse", "request_id", "scope",
         "sent_bytes", "started_s", "status", "to_caller", "traceparent", "usage",
@@ -96,6 +99,10 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self._by_name: dict[bytes, bytes] = dict(reversed(self.headers))
+        client = scope.get("client")
+        self.address: str = client[0] if client else "local"
+        """The peer's."""
         self.request_id = request_id
         self.started_s = monotonic()
         self.dialect = Dialect.OLLAMA
@@ -135,29 +142,23 @@ class Exchange:
         return self.key_id or self.address
 
     @property
-    def address(self) -> str:
-        """The peer's address."""
-        client = self.scope.get("client")
-        return client[0] if client else "local"
-
-    @property
     def priority(self) -> Priority:
         """What the caller says of its request in `X-Priority`; where it says nothing, the most."""
-        try:
-            return Priority(self.header(b"x-priority").decode("latin-1").strip().lower())
-        except ValueError:
+        told = self._by_name.get(b"x-priority")
+        if told is None:
             return Priority.HIGH
+        return _PRIORITIES.get(told.strip().lower(), Priority.HIGH)
 
     def header(self, name: bytes) -> bytes:
         """The first value of a header, by its lower-case name; empty where there is none."""
-        return next((value for key, value in self.headers if key == name), b"")
+        return self._by_name.get(name, b"")
 
     @property
     def passed_on(self) -> Headers:
         """What a child is told of the request: its id, and the trace that it belongs to."""
         own = (REQUEST_ID, self.request_id.encode())
         trace = self.traceparent or self.header(b"traceparent")
-        if not TRACEPARENT.fullmatch(trace):
+        if not trace or not TRACEPARENT.fullmatch(trace):
             return (own,)
         return (own, (b"traceparent", trace))
 

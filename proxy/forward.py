@@ -9,7 +9,7 @@ lease back.
 """
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from random import getrandbits
@@ -25,7 +25,7 @@ from planners.view import InstanceState
 from proxy.bodies import Buffers, amended
 from proxy.child.refusals import event_error, refusal
 from proxy.child.sse import DONE, ERROR_HEAD, IS_PROGRESS, WholeEvents, without_progress
-from proxy.child.timings import usage_in, usage_of, usage_sum, usages_in
+from proxy.child.timings import usage_in, usage_sum, usages_in
 from proxy.child.upstream import UpstreamRequest, UpstreamResponse
 from proxy.continuity.continuation import asked_by, seed_member
 from proxy.continuity.delivered import Kind
@@ -63,6 +63,9 @@ class Order:
     """Further members (`"key":value,…`) that override the body's."""
     form: bytes = b""
     """The Content-Type of a body that is no JSON: it goes as it is, to whichever slot is free."""
+
+
+_NO_ORDER = Order(b"", b"")
 
 
 class _Counted(msgspec.Struct):
@@ -131,7 +134,8 @@ class _Turn:
     """
 
     __slots__ = (
-        "_cause", "_door", "_exchange", "_held", "_order", "_wanted", "lease", "times",
+        "_cause", "_door", "_exchange", "_leased", "_order", "_request", "_wanted", "lease",
+        "times",
     )  # fmt: skip
 
     lease: Lease
@@ -145,8 +149,9 @@ class _Turn:
         times: int,
     ) -> None:
         self._door, self._exchange, self._wanted = door, exchange, wanted
-        self._held = AsyncExitStack()
-        self._order = Order(b"", b"")
+        self._leased: AbstractAsyncContextManager[Lease] | None = None
+        self._request: UpstreamRequest | None = None
+        self._order = _NO_ORDER
         self._cause = ""
         self.times = times
         """How many children this request has been sent to."""
@@ -160,11 +165,24 @@ class _Turn:
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._held.__aexit__(kind, exc, trace)
+        await self._give_up()
+
+    async def _give_up(self) -> None:
+        """The request first: who is granted the slot next must find it free."""
+        request, self._request = self._request, None
+        leased, self._leased = self._leased, None
+        try:
+            if request is not None:
+                request.close()
+        finally:
+            if leased is not None:
+                await leased.__aexit__(None, None, None)
 
     async def begin(self) -> Lease:
         """Waits for a lease. Raises LeaseError."""
-        self.lease = self._exchange.lease = await self._held.enter_async_context(self._wanted())
+        leased = self._wanted()
+        self.lease = self._exchange.lease = await leased.__aenter__()
+        self._leased = leased
         return self.lease
 
     async def reply(self, order: Order, *, streams: bool) -> UpstreamResponse:
@@ -176,8 +194,8 @@ class _Turn:
         return Lasting(await self._response(order), Kind(order.target), self)
 
     async def _response(self, order: Order) -> UpstreamResponse:
-        request = _sent(self._door, self._exchange, order, self.lease)
-        return await self._held.enter_async_context(request)
+        self._request = _sent(self._door, self._exchange, order, self.lease)
+        return await self._request.open()
 
     # what a stream asks for that has lost its child
 
@@ -200,7 +218,7 @@ class _Turn:
         cause = await self._door.service.until_gone(lost, within_s=REAPED_S)
         self._cause = cause or "its process is gone"
         self._exchange.pause()
-        await self._held.aclose()
+        await self._give_up()
         self.times += 1
         lease = await self.begin()
         if lost.plan is None or lease.plan is None:
@@ -295,16 +313,13 @@ def understood(reply: bytes, decoder: msgspec.json.Decoder[T], *, socket_path: s
         raise UpstreamBroken(socket_path, f"it is of another shape ({exc})") from exc
 
 
-async def relay_whole(exchange: Exchange, lease: Lease, response: UpstreamResponse) -> Usage | None:
-    """Passes one JSON object, unchanged; whole, so that a child lost meanwhile can be made good.
-
-    Gives what it took, where it says so.
-    """
+async def relay_whole(exchange: Exchange, lease: Lease, response: UpstreamResponse) -> bytes:
+    """Passes one JSON object, unchanged; whole, so that a child lost meanwhile can be made good."""
     if response.status != 200:
         raise await refusal(response, lease)
     body = await response.read(limit_bytes=REPLY_BYTES)
     await exchange.reply(200, body, content_type=response.header(b"content-type"))
-    return usage_of(body)
+    return body
 
 
 async def relay_stream(

@@ -118,7 +118,7 @@ class Connection(asyncio.Protocol):
     async def send(self, head: bytes, body: Buffers) -> None:
         """Sends a request and waits for the reply's head. Raises UpstreamError."""
         self._reset()
-        if sum(len(part) for part in body) <= JOIN_BYTES:
+        if sum(map(len, body)) <= JOIN_BYTES:
             self._transport.write(b"".join((head, *body)))
         else:
             self._transport.writelines((head, *body))
