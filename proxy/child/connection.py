@@ -73,6 +73,7 @@ class Connection(asyncio.Protocol):
         "heard_bytes",
         "idle_since_s",
         "keeps",
+        "on_body",
         "socket_path",
         "status",
     )
@@ -94,6 +95,9 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._paused = False
+        self._chunks: list[bytes] = []
+        """What has come and is not taken; always the same list."""
+        self.on_body = self._chunks.append  # the parser's: a call of ours would cost more than it
         self._parser = httptools.HttpResponseParser(self)
         self._reset()
 
@@ -106,7 +110,7 @@ class Connection(asyncio.Protocol):
         """The child will take another request on this connection."""
         self.error: UpstreamError | None = None
         self._got_bytes = self._head_done = self._framed = False
-        self._chunks: list[bytes] = []
+        self._chunks.clear()
         self._size = self._head_bytes = 0
         self._take: Take | None = None
         self._reader: Reader | None = None
@@ -177,12 +181,15 @@ class Connection(asyncio.Protocol):
             self._wake()
 
     def _arrived(self) -> bytes:
-        chunks, self._chunks, self._size = self._chunks, [], 0
+        chunks = self._chunks
+        arrived = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        self._size = 0
         if self._paused:
             self._paused = False
             if not self._transport.is_closing():
                 self._transport.resume_reading()
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        return arrived
 
     def abort(self) -> None:
         """Closes at once; what was not sent is dropped."""
@@ -231,12 +238,14 @@ class Connection(asyncio.Protocol):
             self.resume_writing()  # an answer before the request was taken whole: it will not be
         if not self._head_done:
             self._head_bytes += len(data)
+        n_before = len(self._chunks)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
             ours = exc.__context__
             told = UpstreamBroken(self.socket_path, f"it is no HTTP ({exc})")
             self._fail(ours if isinstance(ours, UpstreamBroken) else told)
+        self._note_heard(n_before)
         if not self._head_done and self._head_bytes > HEAD_BYTES:
             self._fail(UpstreamBroken(self.socket_path, f"its head is over {HEAD_BYTES} bytes"))
         if self._take is not None:
@@ -247,6 +256,15 @@ class Connection(asyncio.Protocol):
             self._paused = True
             if not self._transport.is_closing():
                 self._transport.pause_reading()
+
+    def _note_heard(self, n_before: int) -> None:
+        """Counts what came behind the first so many chunks."""
+        heard = self._chunks[n_before:] if n_before else self._chunks
+        n_bytes = sum(map(len, heard))
+        self._size += n_bytes
+        if heard and heard[0].startswith(b":"):
+            n_bytes = sum(len(chunk) for chunk in heard if not chunk.startswith(b":"))
+        self.heard_bytes += n_bytes
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
@@ -289,12 +307,6 @@ class Connection(asyncio.Protocol):
             # Then only the connection's end would be its end, and a lost child would look the same.
             raise UpstreamBroken(self.socket_path, "it does not say how long it is")
         self._head_done = True
-
-    def on_body(self, data: bytes) -> None:
-        if not data.startswith(b":"):
-            self.heard_bytes += len(data)
-        self._chunks.append(data)
-        self._size += len(data)
 
     def on_message_complete(self) -> None:
         self.keeps = self._parser.should_keep_alive()

@@ -17,7 +17,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 CYCLE = "inferenceosd.cycle"
 """The key of a request's Cycle in its scope."""
 
+COPIED_BYTES = 8 << 10  # what is longer is cheaper to write in pieces
+
 _BODILESS = (204, 304)
+_LAST_CHUNK = b"0\r\n\r\n"
 
 
 class Cycle(RequestResponseCycle):
@@ -168,16 +171,24 @@ class Cycle(RequestResponseCycle):
         if self._left_bytes is not None:
             data = self._measured(data, more=more)
         elif not self.is_old:
-            if data:
+            if len(data) > COPIED_BYTES:
+                self._push_large(data)
+                data = b""
+            elif data:
                 data = b"%x\r\n%b\r\n" % (len(data), data)
             if not more:
-                data += b"0\r\n\r\n"
+                data += _LAST_CHUNK
         if self._head:
             data, self._head = self._head + data, b""
         if data:
             self.transport.write(data)
         if not more:
             self._complete()
+
+    def _push_large(self, data: bytes) -> None:
+        """A chunk that is not copied to be framed."""
+        head, self._head = self._head, b""
+        self.transport.writelines((b"%b%x\r\n" % (head, len(data)), data, b"\r\n"))
 
     def _measured(self, data: bytes, *, more: bool) -> bytes:
         """`data`, held against the length that was told."""
