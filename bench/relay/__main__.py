@@ -2,7 +2,7 @@
 
 Both relays stand before a C program that speaks llama-server's wire; each round asks every case of
 every peer in a seeded order, and the ratio is of medians over rounds. What is clocked is CPU time
-of the relay's own threads (schedstat): wall-clock throughput on a shared machine says who else ran.
+of the relay's own threads: wall-clock throughput on a shared machine says who else ran.
 Relays have one core, callers and children another (bench.relay.cores), where there are two.
 """
 
