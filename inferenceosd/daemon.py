@@ -7,6 +7,7 @@ run ─ state folder locked, sockets open ─ loop ┬ fleet ─ instance … ea
 """
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -72,6 +73,7 @@ REMOVED_S = 5.0  # for leftovers to be gone: what is stuck in the kernel is not 
 CONNECTIONS_PER_CHILD = 256 + QUESTIONS  # a slot each (LLAMA_MAX_SEQ), and what takes none
 FOLLOWERS_S = 2.0  # for those who follow events to read the last ones
 MOST_STOPPING_S = 15.0  # of a child, once its drain is over
+YOUNG_OBJECTS = 5_000  # until the collector looks at them; Python's 700 are ten requests
 OPERATORS = Patience(stall_s=24 * 3600.0)  # may leave `inferenceosctl logs -f` in a pager
 
 log = structlog.get_logger(__name__)
@@ -137,6 +139,12 @@ def _remove_leftovers(state: Path, journal: Journal) -> None:
         reason = f"a daemon that was killed left it: {left.name}, process {left.pid}"
         log.warning("child.removed", reason=reason, pid=left.pid)
         journal.record("child.removed", reason=reason, pid=left.pid, started_at=left.started_at)
+
+
+def _spare_the_collector() -> None:
+    """What is there by now stays: looked through again and again, it would cost every request."""
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
 
 
 class _Front:
@@ -236,6 +244,7 @@ class _Daemon:
             log.info("daemon.started", version=__version__, pid=os.getpid(), listen=listen)
             records.journal.record("daemon.started", version=__version__, pid=os.getpid())
             self._manager.tell("READY=1", f"STATUS=listening on {', '.join(listen)}")
+            _spare_the_collector()
             await self._stop.wait()
             self._manager.tell("STOPPING=1")
             log.info("daemon.stop_asked")

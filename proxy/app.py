@@ -138,8 +138,9 @@ class _App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        exchange = Exchange(scope, receive, send, request_id=request_id(scope["headers"]))
-        exchange.path = _SLASHES.sub("/", exchange.path)
+        exchange = Exchange(scope, request_id=request_id(scope["headers"]))
+        if "//" in exchange.path:
+            exchange.path = _SLASHES.sub("/", exchange.path)
         exchange.dialect = _dialect(exchange.path)
         bind_contextvars(request_id=exchange.request_id)
         trace = self._traces.begun(exchange) if self._traces is not None else None

@@ -8,7 +8,7 @@ import msgspec
 
 from proxy.errors import BadJson, BodyTooLarge, CallerLeft, TooManyValues
 
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Receive = Callable[[], Awaitable[Any]]
 Buffers = tuple[bytes | memoryview, ...]
 """A body in pieces, so that a large one is not copied to be amended."""
 
@@ -48,7 +48,7 @@ async def read_body(
     parts: list[bytes] = []
     size = 0
     while True:
-        message = await receive()
+        message: MutableMapping[str, Any] = await receive()
         if message["type"] == "http.disconnect":
             raise CallerLeft
         part: bytes = message.get("body", b"")

@@ -1,4 +1,4 @@
-"""One caller's request and the reply to it, over raw ASGI, and noticing that the caller left.
+"""One caller's request and the reply to it, and noticing that the caller left.
 
 It knows framing, not meaning: dialects say what to write.
 """
@@ -17,8 +17,8 @@ from planners.line import Priority
 from planners.usage import Usage
 from proxy import errors
 from proxy.bodies import read_body
-from proxy.edge.leaving import LEAVING, Leaving
-from proxy.errors import Answer, CallerLeft, Dialect
+from proxy.edge.cycle import CYCLE, Cycle
+from proxy.errors import Answer, BodyTooLarge, CallerLeft, Dialect
 from proxy.pulse import Beats, Pulse
 from proxy.request_id import HEADER as REQUEST_ID
 from supervisor.lease import Lease
@@ -31,7 +31,9 @@ Headers = Sequence[tuple[bytes, bytes]]
 JSON = b"application/json; charset=utf-8"
 TEXT = b"text/plain; charset=utf-8"
 TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")  # W3C trace context
-_BODY = "http.response.body"
+
+
+_PRIORITIES = {priority.value.encode(): priority for priority in Priority}
 
 
 class Framing(Enum):
@@ -54,7 +56,7 @@ class Attended:
         task = asyncio.current_task()
         assert task is not None
         self._task, self._n_cancelling = task, task.cancelling()
-        self._leaving.listen(self._cut)
+        self._exchange.to_caller.listen(self._cut)
         if self._pulse is not None and self._pulse.every_s > 0:
             self._exchange.pulse = self._pulse
             self._exchange.keep_alive(self._pulse)
@@ -65,19 +67,14 @@ class Attended:
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._leaving.listen(None)
-        await self._exchange.fall_silent()
+        self._exchange.to_caller.listen(None)
+        self._exchange.fall_silent()
         if not self._has_left:
             return
         is_ours_alone = self._task.uncancel() <= self._n_cancelling
         if is_ours_alone or not isinstance(exc, asyncio.CancelledError):
             # Whatever else failed in the same moment is of no interest any more.
             raise CallerLeft from None
-
-    @property
-    def _leaving(self) -> Leaving:
-        leaving: Leaving = self._exchange.scope[LEAVING]
-        return leaving
 
     def _cut(self) -> None:
         if not (self._exchange.finished or self._has_left):
@@ -89,17 +86,23 @@ class Exchange:
     """A request being answered. Exactly one of `reply`, or `begin` … `finish`, happens."""
 
     __slots__ = (
-        "_beats", "_receive", "_send", "delivered", "dialect", "extra_headers", "finished",
+        "_beats", "_by_name", "address", "delivered", "dialect", "extra_headers", "finished",
         "first_byte_s", "framing", "given_model", "headers", "is_known", "key_id", "last_word",
         "lease", "method", "model", "n_dropped", "path", "pulse", "request_id", "scope",
-        "sent_bytes", "started_s", "status", "traceparent", "usage",
+        "sent_bytes", "started_s", "status", "to_caller", "traceparent", "usage",
     )  # fmt: skip
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str) -> None:
-        self.scope, self._receive, self._send = scope, receive, send
+    def __init__(self, scope: Scope, *, request_id: str) -> None:
+        self.scope = scope
+        self.to_caller: Cycle = scope[CYCLE]
+        """What is written to it is on its way at once."""
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self._by_name: dict[bytes, bytes] = dict(reversed(self.headers))
+        client = scope.get("client")
+        self.address: str = client[0] if client else "local"
+        """The peer's."""
         self.request_id = request_id
         self.started_s = monotonic()
         self.dialect = Dialect.OLLAMA
@@ -139,35 +142,34 @@ class Exchange:
         return self.key_id or self.address
 
     @property
-    def address(self) -> str:
-        """The peer's address."""
-        client = self.scope.get("client")
-        return client[0] if client else "local"
-
-    @property
     def priority(self) -> Priority:
         """What the caller says of its request in `X-Priority`; where it says nothing, the most."""
-        try:
-            return Priority(self.header(b"x-priority").decode("latin-1").strip().lower())
-        except ValueError:
+        told = self._by_name.get(b"x-priority")
+        if told is None:
             return Priority.HIGH
+        return _PRIORITIES.get(told.strip().lower(), Priority.HIGH)
 
     def header(self, name: bytes) -> bytes:
         """The first value of a header, by its lower-case name; empty where there is none."""
-        return next((value for key, value in self.headers if key == name), b"")
+        return self._by_name.get(name, b"")
 
     @property
     def passed_on(self) -> Headers:
         """What a child is told of the request: its id, and the trace that it belongs to."""
         own = (REQUEST_ID, self.request_id.encode())
         trace = self.traceparent or self.header(b"traceparent")
-        if not TRACEPARENT.fullmatch(trace):
+        if not trace or not TRACEPARENT.fullmatch(trace):
             return (own,)
         return (own, (b"traceparent", trace))
 
     async def body(self, *, limit_bytes: int) -> bytes:
         """The whole request body. Raises BodyTooLarge, CallerLeft."""
-        return await read_body(self._receive, self.headers, limit_bytes=limit_bytes)
+        whole = self.to_caller.whole_body()
+        if whole is not None and len(whole) <= limit_bytes:
+            return whole
+        if whole is not None:
+            raise BodyTooLarge(limit_bytes=limit_bytes)
+        return await read_body(self.to_caller.receive, self.headers, limit_bytes=limit_bytes)
 
     def attended(self, pulse: Pulse | None = None) -> "Attended":
         """A block cut short with CallerLeft when the caller closes; the body was read before.
@@ -179,11 +181,13 @@ class Exchange:
     def keep_alive(self, pulse: Pulse) -> None:
         """Begins to send `pulse`, for as long as the block of `attended` has said nothing."""
 
-        async def send() -> None:
+        def send() -> None:
+            if self.to_caller.is_slow:
+                return  # it has enough to read
             if not self.begun:
-                await self._begin(Framing.SSE)
+                self._begin(Framing.SSE)
             self.sent_bytes += len(pulse.data)
-            await self._send({"type": _BODY, "body": pulse.data, "more_body": True})
+            self.to_caller.push(pulse.data, more=True)
 
         self._beats = Beats(send, every_s=pulse.every_s)
 
@@ -192,46 +196,42 @@ class Exchange:
         if self.pulse is not None and self._beats is None:
             self.keep_alive(self.pulse)
 
-    async def _speak(self) -> None:
+    def fall_silent(self) -> None:
         """Ends the pulse."""
         if self._beats is not None:
             beats, self._beats = self._beats, None
-            await beats.stop()
-
-    async def fall_silent(self) -> None:
-        """Ends the pulse of a block that is left, however it is."""
-        if self._beats is not None:
-            beats, self._beats = self._beats, None
-            await beats.abort()
+            beats.stop()
 
     async def reply(
         self, status: int, body: bytes, *, content_type: bytes = JSON, headers: Headers = ()
     ) -> None:
         """The whole reply at once."""
-        await self._speak()
+        self.fall_silent()
+        if self.to_caller.is_slow:
+            await self.to_caller.drained()
         fixed = []
         if status != 204:  # whose length is none by definition
-            fixed.append((b"content-length", str(len(body)).encode()))
+            fixed.append((b"content-length", b"%d" % len(body)))
         if content_type:
             fixed.append((b"content-type", content_type))
-        await self._start(status, [*fixed, *headers])
+        self._start(status, [*fixed, *headers])
         self.finished = True
-        await self._push(body, more=False)
+        self._push(body, more=False)
 
     async def reply_json(self, value: object, *, status: int = 200) -> None:
         """The whole reply at once, encoded from a value."""
         await self.reply(status, msgspec.json.encode(value))
 
-    async def begin(self, framing: Framing) -> None:
+    def begin(self, framing: Framing) -> None:
         """The head of a streamed reply, unless a pulse was first."""
-        await self._speak()
+        self.fall_silent()
         if not self.begun:
-            await self._begin(framing)
+            self._begin(framing)
 
-    async def _begin(self, framing: Framing) -> None:
+    def _begin(self, framing: Framing) -> None:
         """No cache or proxy on the way may hold it back."""
         self.framing = framing
-        await self._start(
+        self._start(
             200,
             [
                 (b"content-type", framing.value),
@@ -240,14 +240,22 @@ class Exchange:
             ],
         )
 
+    def put(self, data: bytes) -> None:
+        """A part of a streamed reply, at once: who may have much to say asks before who is slow."""
+        self._push(data, more=True)
+
     async def write(self, data: bytes) -> None:
         """A part of a streamed reply; waits while the caller is slow."""
-        await self._push(data, more=True)
+        if self.to_caller.is_slow:
+            await self.to_caller.drained()
+        self._push(data, more=True)
 
     async def finish(self, data: bytes = b"") -> None:
         """The last part of a streamed reply."""
         self.finished = True
-        await self._push(data, more=False)
+        if self.to_caller.is_slow:
+            await self.to_caller.drained()
+        self._push(data, more=False)
 
     async def fail(self, said: Answer) -> None:
         """An error in the caller's dialect: the reply where none has begun, else its last event."""
@@ -267,18 +275,18 @@ class Exchange:
         ndjson = self.framing is Framing.NDJSON
         await self.finish(errors.event(said, self.dialect, ndjson=ndjson))
 
-    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
         headers += self.extra_headers
         if self.n_dropped is not None:
             headers.append((b"x-prompt-tokens-dropped", b"%d" % self.n_dropped))
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        self.to_caller.begin(status, headers)
 
-    async def _push(self, data: bytes, *, more: bool) -> None:
+    def _push(self, data: bytes, *, more: bool) -> None:
         if self._beats is not None:
-            await self._speak()
+            self.fall_silent()
         self.delivered = True
         if self.first_byte_s is None:
             self.first_byte_s = monotonic() - self.started_s
         self.sent_bytes += len(data)
-        await self._send({"type": _BODY, "body": data, "more_body": more})
+        self.to_caller.push(data, more=more)

@@ -9,7 +9,7 @@ lease back.
 """
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from random import getrandbits
@@ -25,7 +25,7 @@ from planners.view import InstanceState
 from proxy.bodies import Buffers, amended
 from proxy.child.refusals import event_error, refusal
 from proxy.child.sse import DONE, ERROR_HEAD, IS_PROGRESS, WholeEvents, without_progress
-from proxy.child.timings import usage_in, usage_of, usage_sum, usages_in
+from proxy.child.timings import usage_in, usage_sum, usages_in
 from proxy.child.upstream import UpstreamRequest, UpstreamResponse
 from proxy.continuity.continuation import asked_by, seed_member
 from proxy.continuity.delivered import Kind
@@ -63,6 +63,9 @@ class Order:
     """Further members (`"key":value,…`) that override the body's."""
     form: bytes = b""
     """The Content-Type of a body that is no JSON: it goes as it is, to whichever slot is free."""
+
+
+_NO_ORDER = Order(b"", b"")
 
 
 class _Counted(msgspec.Struct):
@@ -131,7 +134,8 @@ class _Turn:
     """
 
     __slots__ = (
-        "_cause", "_door", "_exchange", "_held", "_order", "_wanted", "lease", "times",
+        "_cause", "_door", "_exchange", "_leased", "_order", "_request", "_wanted", "lease",
+        "times",
     )  # fmt: skip
 
     lease: Lease
@@ -145,8 +149,9 @@ class _Turn:
         times: int,
     ) -> None:
         self._door, self._exchange, self._wanted = door, exchange, wanted
-        self._held = AsyncExitStack()
-        self._order = Order(b"", b"")
+        self._leased: AbstractAsyncContextManager[Lease] | None = None
+        self._request: UpstreamRequest | None = None
+        self._order = _NO_ORDER
         self._cause = ""
         self.times = times
         """How many children this request has been sent to."""
@@ -160,11 +165,24 @@ class _Turn:
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._held.__aexit__(kind, exc, trace)
+        await self._give_up()
+
+    async def _give_up(self) -> None:
+        """The request first: who is granted the slot next must find it free."""
+        request, self._request = self._request, None
+        leased, self._leased = self._leased, None
+        try:
+            if request is not None:
+                request.close()
+        finally:
+            if leased is not None:
+                await leased.__aexit__(None, None, None)
 
     async def begin(self) -> Lease:
         """Waits for a lease. Raises LeaseError."""
-        self.lease = self._exchange.lease = await self._held.enter_async_context(self._wanted())
+        leased = self._wanted()
+        self.lease = self._exchange.lease = await leased.__aenter__()
+        self._leased = leased
         return self.lease
 
     async def reply(self, order: Order, *, streams: bool) -> UpstreamResponse:
@@ -176,8 +194,8 @@ class _Turn:
         return Lasting(await self._response(order), Kind(order.target), self)
 
     async def _response(self, order: Order) -> UpstreamResponse:
-        request = _sent(self._door, self._exchange, order, self.lease)
-        return await self._held.enter_async_context(request)
+        self._request = _sent(self._door, self._exchange, order, self.lease)
+        return await self._request.open()
 
     # what a stream asks for that has lost its child
 
@@ -200,7 +218,7 @@ class _Turn:
         cause = await self._door.service.until_gone(lost, within_s=REAPED_S)
         self._cause = cause or "its process is gone"
         self._exchange.pause()
-        await self._held.aclose()
+        await self._give_up()
         self.times += 1
         lease = await self.begin()
         if lost.plan is None or lease.plan is None:
@@ -295,16 +313,13 @@ def understood(reply: bytes, decoder: msgspec.json.Decoder[T], *, socket_path: s
         raise UpstreamBroken(socket_path, f"it is of another shape ({exc})") from exc
 
 
-async def relay_whole(exchange: Exchange, lease: Lease, response: UpstreamResponse) -> Usage | None:
-    """Passes one JSON object, unchanged; whole, so that a child lost meanwhile can be made good.
-
-    Gives what it took, where it says so.
-    """
+async def relay_whole(exchange: Exchange, lease: Lease, response: UpstreamResponse) -> bytes:
+    """Passes one JSON object, unchanged; whole, so that a child lost meanwhile can be made good."""
     if response.status != 200:
         raise await refusal(response, lease)
     body = await response.read(limit_bytes=REPLY_BYTES)
     await exchange.reply(200, body, content_type=response.header(b"content-type"))
-    return usage_of(body)
+    return body
 
 
 async def relay_stream(
@@ -322,33 +337,66 @@ async def relay_stream(
     """
     if response.status != 200:
         raise await refusal(response, lease)
-    whole = WholeEvents(response.socket_path)
-    in_prelude = not shows_progress
-    has_preludes = n_prompts > 1 and in_prelude
-    before = last = b""
-    usages: list[Usage] = []
-    async for arrived in response.chunks():
-        events = whole.take(arrived)
-        if has_preludes:
+    relayed = _Relayed(
+        exchange, response.socket_path, shows_progress=shows_progress, n_prompts=n_prompts
+    )
+    await response.pour(relayed.take, exchange.to_caller)
+    relayed.check_end()
+    await exchange.finish()
+    return relayed.usage()
+
+
+class _Relayed:
+    """What has been passed on of a stream of events."""
+
+    __slots__ = (
+        "_before", "_exchange", "_has_preludes", "_in_prelude", "_last", "_n_prompts",
+        "_socket_path", "_usages", "_whole",
+    )  # fmt: skip
+
+    def __init__(
+        self, exchange: Exchange, socket_path: str, *, shows_progress: bool, n_prompts: int
+    ) -> None:
+        self._exchange, self._socket_path, self._n_prompts = exchange, socket_path, n_prompts
+        self._whole = WholeEvents(socket_path)
+        self._in_prelude = not shows_progress
+        self._has_preludes = n_prompts > 1 and self._in_prelude
+        self._before = self._last = b""
+        self._usages: list[Usage] = []
+
+    def take(self, arrived: bytes) -> None:
+        """Passes on what a piece of the stream completes. Raises ChildFailed, UpstreamBroken."""
+        events = self._whole.take(arrived)
+        if self._has_preludes:
             events = without_progress(events)
-        elif in_prelude:
+        elif self._in_prelude:
             events = _without_prelude(events)
         if not events:
-            continue
+            return
+        exchange = self._exchange
         if not exchange.delivered:
-            in_prelude = False
+            self._in_prelude = False
             if events.startswith(ERROR_HEAD):
                 raise ChildFailed(event_error(events[6:].partition(b"\n")[0]))
-            await exchange.begin(Framing.SSE)
-        before, last = last, events
-        if n_prompts > 1:
-            usages += usages_in(events)
-        await exchange.write(events)
-    tail = before[-4096:] + last[-8192:]
-    if not tail.rstrip().endswith(DONE) and ERROR_HEAD not in tail:
-        raise StreamCut(response.socket_path)
-    await exchange.finish()
-    return usage_sum(usages) if usages else usage_in(tail)
+            exchange.begin(Framing.SSE)
+        self._before, self._last = self._last, events
+        if self._n_prompts > 1:
+            self._usages += usages_in(events)
+        exchange.put(events)
+
+    @property
+    def _tail(self) -> bytes:
+        return self._before[-4096:] + self._last[-8192:]
+
+    def check_end(self) -> None:
+        """Raises StreamCut for a stream that ended with neither [DONE] nor an error."""
+        tail = self._tail
+        if not tail.rstrip().endswith(DONE) and ERROR_HEAD not in tail:
+            raise StreamCut(self._socket_path)
+
+    def usage(self) -> Usage | None:
+        """What the stream's end says that it took."""
+        return usage_sum(self._usages) if self._usages else usage_in(self._tail)
 
 
 def _without_prelude(events: bytes) -> bytes:

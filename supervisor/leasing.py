@@ -6,7 +6,6 @@ Owns no instance: it puts callers in line and has the fleet's loop look.
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from time import monotonic
 from types import TracebackType
 
@@ -27,29 +26,34 @@ from supervisor.wishes import Wishes
 SOON_S = 1.0  # a model that is to go within that is not left to the loop's cadence
 
 
-@dataclass(frozen=True, slots=True)
-class _Wish:
-    """What a caller asks for."""
-
-    model_id: ModelId
-    caller: str
-    keep_alive_s: float | None
-    context: int | None
-    priority: Priority
-    """The request's own, which can only lower its caller's."""
-    takes_slot: bool
-
-
 class _Leased:
-    """The block of a lease; by hand, since every request passes here."""
+    """The block of a lease, and what is wished of it; by hand, since every request passes here."""
 
-    __slots__ = ("_lease", "_leasing", "_wish")
+    __slots__ = (
+        "_lease", "_leasing", "caller", "context", "keep_alive_s", "model_id", "priority",
+        "takes_slot",
+    )  # fmt: skip
 
-    def __init__(self, leasing: "Leasing", wish: _Wish) -> None:
-        self._leasing, self._wish = leasing, wish
+    _lease: Lease
+
+    def __init__(
+        self,
+        leasing: "Leasing",
+        model_id: ModelId,
+        caller: str,
+        keep_alive_s: float | None,
+        context: int | None,
+        priority: Priority,
+        takes_slot: bool,
+    ) -> None:
+        self._leasing, self.model_id, self.caller = leasing, model_id, caller
+        self.keep_alive_s, self.context, self.takes_slot = keep_alive_s, context, takes_slot
+        self.priority = priority
+        """The request's own, which can only lower its caller's."""
 
     async def __aenter__(self) -> Lease:
-        self._lease = await self._leasing.taken(self._wish)
+        at_once = self._leasing.taken_at_once(self)
+        self._lease = at_once if at_once is not None else await self._leasing.taken(self)
         return self._lease
 
     async def __aexit__(
@@ -103,10 +107,16 @@ class Leasing:
         takes_slot: bool,
     ) -> AbstractAsyncContextManager[Lease]:
         """A ready child, and a slot of it, for as long as the block lasts. Raises LeaseError."""
-        wish = _Wish(model_id, caller, keep_alive_s, context, priority, takes_slot)
-        return _Leased(self, wish)
+        return _Leased(self, model_id, caller, keep_alive_s, context, priority, takes_slot)
 
-    async def taken(self, wish: "_Wish") -> Lease:
+    def taken_at_once(self, wish: _Leased) -> Lease | None:
+        """A free slot, where whoever asks wishes for nothing else. Raises Stopping."""
+        if wish.keep_alive_s is not None or wish.context is not None:
+            return None
+        host = self.processes().host(wish.model_id)
+        return self._book.take(host, now_s=monotonic(), takes_slot=wish.takes_slot)
+
+    async def taken(self, wish: _Leased) -> Lease:
         """The lease that is wished for. Raises LeaseError."""
         host = self.processes().host(wish.model_id)
         while True:
@@ -124,7 +134,7 @@ class Leasing:
         if self._book.has_waiters or self._ends_soon(lease):
             self._look()  # else the loop's own cadence is soon enough
 
-    async def _granted(self, model_id: ModelId, wish: "_Wish") -> Lease:
+    async def _granted(self, model_id: ModelId, wish: _Leased) -> Lease:
         settings = self._desired().settings
         if wish.keep_alive_s is not None:
             self._remember_keep_alive(model_id, wish.keep_alive_s)

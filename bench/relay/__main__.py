@@ -2,7 +2,8 @@
 
 Both relays stand before a C program that speaks llama-server's wire; each round asks every case of
 every peer in a seeded order, and the ratio is of medians over rounds. What is clocked is CPU time
-of the relay's own threads (schedstat): wall-clock throughput on a shared machine says who else ran.
+of the relay's own threads: wall-clock throughput on a shared machine says who else ran.
+Relays have one core, callers and children another (bench.relay.cores), where there are two.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from time import monotonic
 from bench.overhead import cpu_s
 from bench.relay.built import engine, program
 from bench.relay.cases import CASES, EMBED, Case
+from bench.relay.cores import children, part
 from bench.relay.crowd import STREAMS, crowd, lost_races
 from bench.relay.peers import Peer, nginx, program_of_nginx, upstream
 from scripts.started_daemon import StartedDaemon, started_daemon
@@ -105,16 +107,19 @@ def stage(folder: Path) -> Iterator[Stage]:
     own.mkdir()
     with ExitStack() as held:
         child = held.enter_context(upstream(constant, folder / "child.sock"))
-        others = [Peer(DIRECT, str(child))]
+        others = [Peer(DIRECT, str(child.path))]
         if program_of_nginx() is not None:
-            others.append(held.enter_context(nginx(folder / "nginx", child)))
+            others.append(held.enter_context(nginx(folder / "nginx", child.path)))
         daemon = held.enter_context(started_daemon(own, model_dirs=[models], config=config))
         daemon.wait_for_engines()
         for name in (CHAT_MODEL, EMBED_MODEL, *CROWD_MODELS):
             loaded = daemon.ctl("load", name)
             assert loaded.returncode == 0, loaded.stderr
         ours = Peer(OURS, daemon.listen.rpartition(":")[2], (daemon.process.pid,))
-        yield Stage((*others, ours), daemon)
+        found = (*others, ours)
+        relays = [pid for peer in found for pid in peer.pids]
+        part(relays, (child.pid, *children(daemon.process.pid)))
+        yield Stage(found, daemon)
 
 
 def measured(

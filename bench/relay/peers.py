@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.relay.cores import children
+
 READY_S = 10.0
 LOOK_S = 0.02
 
@@ -42,14 +44,22 @@ class Peer:
     """Whose CPU counts; none where there is nothing between."""
 
 
+@dataclass(frozen=True, slots=True)
+class Child:
+    """What relays stand before."""
+
+    path: Path
+    pid: int
+
+
 @contextmanager
-def upstream(program: Path, path: Path) -> Iterator[Path]:
+def upstream(program: Path, path: Path) -> Iterator[Child]:
     """A child of its own, on a Unix socket at `path`."""
     with subprocess.Popen([program, path]) as process:
         try:
             _wait_for(path)
             path.chmod(0o777)  # nginx' worker is another user's where root starts it
-            yield path
+            yield Child(path, process.pid)
         finally:
             process.kill()
 
@@ -73,10 +83,9 @@ def nginx(folder: Path, child: Path) -> Iterator[Peer]:
     with subprocess.Popen([program, "-c", config, "-e", folder / "nginx.log"]) as process:
         try:
             _wait_for(("127.0.0.1", port))
-            workers = subprocess.run(
-                ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
-            )
-            yield Peer("nginx", str(port), tuple(map(int, workers.stdout.split())))
+            while not (workers := children(process.pid)):
+                time.sleep(LOOK_S)  # the socket is there before whoever serves it
+            yield Peer("nginx", str(port), workers)
         finally:
             process.terminate()
 

@@ -23,6 +23,7 @@ import psutil
 from bench.overhead import cpu_s
 from bench.relay.built import program
 from bench.relay.cases import request
+from bench.relay.cores import children, part
 from bench.relay.peers import Peer
 from scripts.started_daemon import started_daemon
 from supervisor.quickstart import packaged_engine, quickstart_model_dir
@@ -53,6 +54,8 @@ def measured(folder: Path, rounds: int, seconds: float, chance: random.Random) -
     with ExitStack() as held:
         direct, ours, model = held.enter_context(_daemon(folder / "d"))
         router = held.enter_context(_router(folder / "models", model))
+        relays = (*router.pids, *ours.pids)
+        part(relays, [pid for relay in relays for pid in children(relay)])
         turns = [(peer, n) for peer in (direct, router, ours) for n in CALLERS]
         for _ in range(rounds):
             for peer, n in chance.sample(turns, len(turns)):

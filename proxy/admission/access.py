@@ -3,12 +3,15 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from proxy.errors import BadRequest
 
 Headers = tuple[tuple[bytes, bytes], ...]
+
+HOSTS = 64  # remembered: each request tells one, nearly always the same
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "0.0.0.0")  # names to compare with, not to bind
 _LOCAL_ORIGINS = tuple(
@@ -40,6 +43,14 @@ class Admitted:
     """The request goes on; its reply carries these headers."""
 
     headers: Headers = ()
+
+
+_ADMITTED = Admitted()
+
+
+class _Own(Enum):
+    ADDRESS = "address"
+    NAME = "name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +103,7 @@ class Access:
         self._checks_host = checks_host
         self._names = frozenset(name.lower() for name in ("localhost", *own_names))
         self._addresses = frozenset(own_addresses)
+        self._has_own_name = lru_cache(maxsize=HOSTS)(self._is_own)
 
     def judge(self, method: str, *, origin: str, host: str) -> Admitted | Answered:
         """Whether a request with these headers goes on, or is a preflight that is answered.
@@ -105,14 +117,20 @@ class Access:
             headers = self._cors(origin)
             if method == "OPTIONS":
                 return Answered(204, _preflight(headers))
-        if not self._checks_host:
-            return Admitted(headers)
+        if self._checks_host:
+            own = self._has_own_name(host)
+            if own is None:
+                raise HostRefused
+            if own is _Own.NAME and method == "OPTIONS" and not headers:
+                return Answered(204)
+        return Admitted(headers) if headers else _ADMITTED
+
+    def _is_own(self, host: str) -> "_Own | None":
+        """As what a Host header names this machine; None where it does not."""
         name = _without_port(host)
         if self._is_own_address(name):
-            return Admitted(headers)
-        if not self._is_own_name(name):
-            raise HostRefused
-        return Answered(204) if method == "OPTIONS" and not headers else Admitted(headers)
+            return _Own.ADDRESS
+        return _Own.NAME if self._is_own_name(name) else None
 
     def _allows_origin(self, origin: str) -> bool:
         return self._any_origin or any(pattern.fullmatch(origin) for pattern in self._origins)
@@ -151,7 +169,6 @@ def _pattern(origin: str) -> re.Pattern[str]:
     return re.compile(re.escape(head) + (some if star else "") + re.escape(tail), re.IGNORECASE)
 
 
-@lru_cache(maxsize=256)  # each request tells a Host, nearly always the same
 def _address(name: str) -> IPv4Address | IPv6Address | None:
     try:
         return ip_address(name.strip("[]").partition("%")[0])

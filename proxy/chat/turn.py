@@ -65,6 +65,10 @@ class _Counted(msgspec.Struct):
 _COUNTED = msgspec.json.Decoder(_Counted)
 
 
+class _Over(Exception):
+    """What a child has still to say is of no interest."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
     """One request to one model, as the child's chat body; sent by `answer` or `count`."""
@@ -94,16 +98,22 @@ class ChatTurn:
                 raise await refusal(response, lease)
             reply = ChatReply(response.socket_path)
             words = writer(reply)
-            async for chunk in response.chunks():
+
+            def take(chunk: bytes) -> None:
                 events: list[bytes] = []
                 try:
                     for delta in reply.feed(chunk):
                         events.append(words.add(delta))
                 finally:  # what came before an error is told before it
                     if streams and any(events):
-                        await self._write(b"".join(events))
+                        self._write(b"".join(events))
                 if words.is_over:
-                    break
+                    raise _Over
+
+            try:
+                await response.pour(take, self.exchange.to_caller)
+            except _Over:
+                pass
             else:
                 reply.check_end()
             self._report(lease, reply)
@@ -126,17 +136,17 @@ class ChatTurn:
         )  # fmt: skip
         return understood(reply, _COUNTED, socket_path=socket_path).input_tokens
 
-    async def _write(self, events: bytes) -> None:
+    def _write(self, events: bytes) -> None:
         if not self.exchange.begun:
-            await self.exchange.begin(Framing.SSE)
-        await self.exchange.write(events)
+            self.exchange.begin(Framing.SSE)
+        self.exchange.put(events)
 
     async def _end(self, words: Writer, *, streams: bool) -> None:
         if not streams:
             await self.exchange.reply(200, words.whole())
             return
         if not self.exchange.begun:
-            await self.exchange.begin(Framing.SSE)
+            self.exchange.begin(Framing.SSE)
         await self.exchange.finish(words.end())
 
     def _report(self, lease: Lease, reply: ChatReply) -> None:

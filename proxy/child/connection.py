@@ -2,11 +2,13 @@
 
 idle ─ send → waiting ─ head → reading ─ last byte → idle, where the child keeps it open
   any ─ bad bytes, closed by the child, aborted by us → closed
+A body is pulled (`chunk`), or poured: then what comes goes on in the very call that brings it, and
+who waits is woken only at its end, or where the reader it goes to is slow.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
 import httptools
 
@@ -20,8 +22,32 @@ HIGH_WATER_BYTES = 256 << 10  # unread, beyond which the child is made to wait
 JOIN_BYTES = 16 << 10  # below this, head and body go out in one write
 
 
+Take = Callable[[bytes], None]
+
+
+class Reader(Protocol):
+    """Whoever what is taken goes to in the end."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it has enough to read for now."""
+
+    async def drained(self) -> None:
+        """Until it has not."""
+
+
+class _Ready:
+    is_slow = False
+
+    async def drained(self) -> None: ...
+
+
+ALWAYS_READY: Reader = _Ready()
+"""Takes what comes as it comes: what is put together here."""
+
+
 class Connection(asyncio.Protocol):
-    """A connection that pulls: what has arrived waits, joined, until it is asked for."""
+    """What has arrived of a body waits, joined, unless it is poured."""
 
     __slots__ = (
         "_chunks",
@@ -33,7 +59,10 @@ class Connection(asyncio.Protocol):
         "_on_made",
         "_parser",
         "_paused",
+        "_reader",
         "_size",
+        "_spilt",
+        "_take",
         "_transport",
         "_waiter",
         "_writable",
@@ -44,6 +73,7 @@ class Connection(asyncio.Protocol):
         "heard_bytes",
         "idle_since_s",
         "keeps",
+        "on_body",
         "socket_path",
         "status",
     )
@@ -65,6 +95,9 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._paused = False
+        self._chunks: list[bytes] = []
+        """What has come and is not taken; always the same list."""
+        self.on_body = self._chunks.append  # the parser's: a call of ours would cost more than it
         self._parser = httptools.HttpResponseParser(self)
         self._reset()
 
@@ -77,15 +110,19 @@ class Connection(asyncio.Protocol):
         """The child will take another request on this connection."""
         self.error: UpstreamError | None = None
         self._got_bytes = self._head_done = self._framed = False
-        self._chunks: list[bytes] = []
+        self._chunks.clear()
         self._size = self._head_bytes = 0
+        self._take: Take | None = None
+        self._reader: Reader | None = None
+        self._spilt: Exception | None = None
+        """What was raised by who takes what is poured."""
 
     # What the exchange calls.
 
     async def send(self, head: bytes, body: Buffers) -> None:
         """Sends a request and waits for the reply's head. Raises UpstreamError."""
         self._reset()
-        if sum(len(part) for part in body) <= JOIN_BYTES:
+        if sum(map(len, body)) <= JOIN_BYTES:
             self._transport.write(b"".join((head, *body)))
         else:
             self._transport.writelines((head, *body))
@@ -107,12 +144,52 @@ class Connection(asyncio.Protocol):
             if self.error is not None:
                 raise self.error
             await self._wait()
-        chunks, self._chunks, self._size = self._chunks, [], 0
+        return self._arrived()
+
+    async def pour(self, take: Take, reader: Reader) -> None:
+        """Has `take` called with all that comes of the body, joined, until its end.
+
+        While `reader` is slow nothing is taken, and soon nothing is read of the child. Raises
+        UpstreamGone, UpstreamBroken, after all that came before was taken, and what `take` raises.
+        """
+        while True:
+            while self._chunks:
+                if reader.is_slow:
+                    await reader.drained()
+                take(self._arrived())
+            if self.done:
+                return
+            if self.error is not None:
+                raise self.error
+            self._take, self._reader = take, reader
+            try:
+                await self._wait()
+            finally:
+                self._take = self._reader = None
+            if self._spilt is not None:
+                raise self._spilt
+
+    def _pour(self, take: Take) -> None:
+        """What has arrived; whoever waits is woken only where it has something to do."""
+        if self._chunks and not (self._reader is not None and self._reader.is_slow):
+            try:
+                take(self._arrived())
+            except Exception as exc:
+                self._spilt = exc
+        if self._chunks or self.done or self.error is not None or self._spilt is not None:
+            self._take = None
+            self._wake()
+
+    def _arrived(self) -> bytes:
+        chunks = self._chunks
+        arrived = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        self._size = 0
         if self._paused:
             self._paused = False
             if not self._transport.is_closing():
                 self._transport.resume_reading()
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        return arrived
 
     def abort(self) -> None:
         """Closes at once; what was not sent is dropped."""
@@ -161,19 +238,33 @@ class Connection(asyncio.Protocol):
             self.resume_writing()  # an answer before the request was taken whole: it will not be
         if not self._head_done:
             self._head_bytes += len(data)
+        n_before = len(self._chunks)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
             ours = exc.__context__
             told = UpstreamBroken(self.socket_path, f"it is no HTTP ({exc})")
             self._fail(ours if isinstance(ours, UpstreamBroken) else told)
+        self._note_heard(n_before)
         if not self._head_done and self._head_bytes > HEAD_BYTES:
             self._fail(UpstreamBroken(self.socket_path, f"its head is over {HEAD_BYTES} bytes"))
-        elif self._size > HIGH_WATER_BYTES and not (self._paused or self.done):
+        if self._take is not None:
+            self._pour(self._take)
+        elif self._waiter is not None:
+            self._wake()
+        if self._size > HIGH_WATER_BYTES and not (self._paused or self.done or self.error):
             self._paused = True
             if not self._transport.is_closing():
                 self._transport.pause_reading()
-        self._wake()
+
+    def _note_heard(self, n_before: int) -> None:
+        """Counts what came behind the first so many chunks."""
+        heard = self._chunks[n_before:] if n_before else self._chunks
+        n_bytes = sum(map(len, heard))
+        self._size += n_bytes
+        if heard and heard[0].startswith(b":"):
+            n_bytes = sum(len(chunk) for chunk in heard if not chunk.startswith(b":"))
+        self.heard_bytes += n_bytes
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
@@ -216,12 +307,6 @@ class Connection(asyncio.Protocol):
             # Then only the connection's end would be its end, and a lost child would look the same.
             raise UpstreamBroken(self.socket_path, "it does not say how long it is")
         self._head_done = True
-
-    def on_body(self, data: bytes) -> None:
-        if not data.startswith(b":"):
-            self.heard_bytes += len(data)
-        self._chunks.append(data)
-        self._size += len(data)
 
     def on_message_complete(self) -> None:
         self.keeps = self._parser.should_keep_alive()

@@ -4,12 +4,13 @@ It knows connections and bytes, nothing of models or dialects.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
 
 from proxy.bodies import Buffers
-from proxy.child.connection import Connection
+from proxy.child.connection import Connection, Reader, Take
 from proxy.errors import UpstreamBroken, UpstreamGone, UpstreamStalled
 
 IDLE_S = 4.0  # llama-server closes idle connections after 5 s (Keep-Alive: timeout=5)
@@ -22,14 +23,15 @@ class _Pool:
     """The connections to one child."""
 
     __slots__ = (
-        "_closed", "_expiry", "_heard_bytes", "_idle", "_loop", "_open", "_room", "_under_way",
-        "path",
+        "_closed", "_expiry", "_heard_bytes", "_idle", "_limit", "_loop", "_open",
+        "_under_way", "_waiting", "path",
     )  # fmt: skip
 
     def __init__(self, path: str, *, limit: int) -> None:
         self.path = path
-        self._room = asyncio.Semaphore(limit)
-        self._under_way = 0
+        self._limit, self._under_way = limit, 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        """For room: their exchange begins when another one ends."""
         self._heard_bytes = 0
         self._open: set[Connection] = set()
         self._idle: list[Connection] = []
@@ -40,38 +42,49 @@ class _Pool:
     @property
     def is_unused(self) -> bool:
         """True when nothing would be lost with it."""
-        return not (self._open or self._under_way)
+        return not (self._open or self._under_way or self._waiting)
 
     @property
     def heard_bytes(self) -> int:
         """Of all replies so far."""
         return self._heard_bytes + sum(connection.heard_bytes for connection in self._open)
 
-    async def enter(self) -> None:
-        """Waits for room for one more exchange. Raises UpstreamStalled."""
+    def enter_at_once(self) -> bool:
+        """Takes room for one more exchange where there is some, and nobody waits for it."""
+        if self._under_way >= self._limit or self._waiting:
+            return False
         self._under_way += 1
+        return True
+
+    async def enter(self) -> None:
+        """Waits for room for one more exchange, in turn. Raises UpstreamStalled."""
+        room: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(room)
         entered = False
         try:
-            if self._room.locked():
-                await self._wait_for_room()
-            else:
-                await self._room.acquire()
-            entered = True
-        finally:
-            if not entered:
-                self._under_way -= 1
-
-    async def _wait_for_room(self) -> None:
-        try:
             async with asyncio.timeout(CONNECT_S):
-                await self._room.acquire()
+                await room
+            entered = True
         except TimeoutError as exc:
             raise UpstreamStalled(self.path, doing="free a connection", limit_s=CONNECT_S) from exc
+        finally:
+            if not entered:
+                self._withdraw(room)
+
+    def _withdraw(self, room: asyncio.Future[None]) -> None:
+        if room.cancelled():
+            self._waiting.remove(room)
+        else:
+            self.leave()  # it was granted in the moment of giving up
 
     def leave(self) -> None:
-        """Gives the room back."""
+        """Gives the room back, to whoever has waited longest."""
+        for room in self._waiting:
+            if not room.done():
+                room.set_result(None)
+                self._waiting.remove(room)
+                return
         self._under_way -= 1
-        self._room.release()
 
     def reused(self) -> Connection | None:
         """The warmest idle connection that the child has surely not given up yet."""
@@ -157,6 +170,14 @@ class UpstreamResponse:
         while data := await self._connection.chunk():
             yield data
 
+    async def pour(self, take: Take, reader: Reader) -> None:
+        """Has `take` called with the body as it comes, what has arrived joined, until its end.
+
+        In the very call that brings it, unless `reader` is slow. Raises UpstreamGone,
+        UpstreamBroken, and what `take` raises.
+        """
+        await self._connection.pour(take, reader)
+
     async def read(self, *, limit_bytes: int) -> bytes:
         """The whole body. Raises UpstreamBroken over the limit, UpstreamGone where it is cut."""
         parts: list[bytes] = []
@@ -179,13 +200,7 @@ class UpstreamRequest:
         self._connection: Connection | None = None
 
     async def __aenter__(self) -> UpstreamResponse:
-        await self._pool.enter()
-        try:
-            self._connection = await self._sent()
-        finally:
-            if self._connection is None:
-                self._pool.leave()
-        return UpstreamResponse(self._connection)
+        return await self.open()
 
     async def __aexit__(
         self,
@@ -193,8 +208,24 @@ class UpstreamRequest:
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._connection is not None:
-            self._pool.put_back(self._connection)
+        self.close()
+
+    async def open(self) -> UpstreamResponse:
+        """The reply; who opens closes. Raises UpstreamError."""
+        if not self._pool.enter_at_once():
+            await self._pool.enter()
+        try:
+            self._connection = await self._sent()
+        finally:
+            if self._connection is None:
+                self._pool.leave()
+        return UpstreamResponse(self._connection)
+
+    def close(self) -> None:
+        """Nothing more of the reply is wanted."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._pool.put_back(connection)
             self._pool.leave()
 
     async def _sent(self) -> Connection:
@@ -249,7 +280,7 @@ class UpstreamPools:
         lines = [method, b" ", target, b" HTTP/1.1\r\nHost: child\r\n"]
         for name, value in headers:
             lines += (name, b": ", value, b"\r\n")
-        lines.append(b"Content-Length: %d\r\n\r\n" % sum(len(part) for part in body))
+        lines.append(b"Content-Length: %d\r\n\r\n" % sum(map(len, body)))
         return UpstreamRequest(pool, b"".join(lines), body)
 
     def heard_bytes(self, socket_path: str) -> int:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from proxy.child.connection import Reader, Take
 from proxy.child.sse import EventReader, WholeEvents
 from proxy.child.upstream import UpstreamResponse
 from proxy.continuity.continuation import (
@@ -92,15 +93,20 @@ class Lasting(UpstreamResponse):
         self._delivered = Delivered()
         self._lost_s = 0.0
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Whole events as they come. Raises UpstreamError, LeaseError, what a child refuses."""
-        whole = WholeEvents(self.socket_path)
+    async def pour(self, take: Take, reader: Reader) -> None:
+        """Has `take` called with whole events as they come, until the end of the last child's.
+
+        Raises UpstreamError, LeaseError, what a child refuses, and what `take` raises.
+        """
+        whole, keep = WholeEvents(self.socket_path).take, self._delivered.add
+
+        def deliver(data: bytes) -> None:
+            if events := whole(data):
+                keep(events)
+                take(events)
+
         try:
-            while data := await self._connection.chunk():
-                if events := whole.take(data):
-                    self._delivered.add(events)
-                    yield events
-            return
+            return await self._connection.pour(deliver, reader)
         except UpstreamGone as exc:
             loss = exc
         if not (self._delivered.is_whole and self._successor.is_due):
@@ -108,7 +114,9 @@ class Lasting(UpstreamResponse):
         self._lost_s = monotonic()
         try:
             async for events in self._rest():
-                yield events
+                if reader.is_slow:
+                    await reader.drained()
+                take(events)
         except (_NoWay, Diverged, Unreadable) as exc:
             raise self._successor.lost(loss, str(exc)) from exc
 

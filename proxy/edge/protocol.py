@@ -7,18 +7,19 @@ Knows nothing of routes and dialects: who sends no request is answered in plain 
 """
 
 import asyncio
+import urllib.parse
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 import httptools
 import structlog
-from uvicorn._types import ASGI3Application
+from uvicorn._types import ASGI3Application, ASGIVersions, HTTPScope
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from proxy.edge.crowd import Crowd
-from proxy.edge.leaving import LEAVING, Leaving
-from proxy.edge.reply import at_once, until_close
+from proxy.edge.cycle import CYCLE, Cycle
 from proxy.edge.timer import Timer
 from proxy.edge.wishes import head_without_wish
 from proxy.request_id import request_id
@@ -34,6 +35,7 @@ LEAST_BYTES_PER_S = 512  # of a body that is sent, or a reply that is read; Apac
 
 _TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 _OLD_VERSIONS = ("0.9", "1.0")
+_ASGI: ASGIVersions = {"version": "3.0", "spec_version": "2.3"}
 
 
 class HeadTooLarge(Exception):
@@ -77,10 +79,15 @@ class DoorProtocol(HttpToolsProtocol):
         self._head_timer = Timer(self.loop)
         self._body_timer = Timer(self.loop)
         self._reader_timer = Timer(self.loop)
+        self._idle_timer = Timer(self.loop)
+        self._idle_since_s: float | None = None
+        """Loop time; None while it is not idle. Its timer is not set anew for each request."""
         self._refused_with = HTTPStatus.BAD_REQUEST
         self._is_refused = False
-        self._answering: RequestResponseCycle | None = None
+        self._answering: Cycle | None = None
         """The request that was begun last; others may wait behind it, in the pipeline."""
+        self._newest: Cycle | None = None
+        """The one that came last."""
 
     # What asyncio calls.
 
@@ -99,7 +106,7 @@ class DoorProtocol(HttpToolsProtocol):
             return
         # Counted before they are parsed: httptools joins the reads of one header quadratically.
         self._bare_bytes += len(data)
-        self._unset_keepalive_if_required()
+        self._idle_since_s = None
         self._parse(data)
         if self._is_refused or self.transport.is_closing():
             return
@@ -126,14 +133,26 @@ class DoorProtocol(HttpToolsProtocol):
         if self._is_counted:
             self._crowd.leave(self._address)
         self._stop_timers()
-        self._abandon()  # uvicorn tells only the request that came last
-        super().connection_lost(exc)
+        self._abandon()
+        self.connections.discard(self)
+        self.flow.resume_writing()
+        if exc is None:
+            self.transport.close()
+        self.parser = None  # type: ignore[assignment]  # it holds us
 
     # What the parser calls; raising here ends the parsing.
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
         self._in_head = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._head_timer.stop()
@@ -147,13 +166,18 @@ class DoorProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             self._note_wish()
             return  # it is parsed once more, without the wish
-        super().on_headers_complete()
+        self._begin_request()
         self.headers = []  # for trailers, which nobody reads
 
     def on_body(self, body: bytes) -> None:
         self._bare_bytes = 0
         self._body_bytes += len(body)
-        super().on_body(body)
+        cycle = self._newest
+        if cycle is None or cycle.response_complete:
+            return
+        cycle.take(body)
+        if cycle.waiting_bytes > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
         self._in_body = False
@@ -161,7 +185,52 @@ class DoorProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         self._body_timer.stop()
-        super().on_message_complete()
+        if self._newest is not None and not self._newest.response_complete:
+            self._newest.end_body()
+
+    def _begin_request(self) -> None:
+        """Makes a request of a head, and begins to answer it unless another is answered still."""
+        version = self.parser.get_http_version()
+        cycle = Cycle(
+            self._scope(version),
+            self.transport,
+            self.flow,
+            logger=self.logger,
+            is_old=version in _OLD_VERSIONS,
+            expects_100=self.expect_100_continue,
+            keep_alive=version not in _OLD_VERSIONS and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        cycle.scope[CYCLE] = cycle  # type: ignore[literal-required]
+        before, self._newest = self._newest, cycle
+        self.cycle = cycle
+        if before is None or before.response_complete:
+            self._start_asgi_task(cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
+
+    def _scope(self, version: str) -> HTTPScope:
+        raw_path, query = self.url, b""
+        if not raw_path.startswith(b"/") or b"?" in raw_path or b"#" in raw_path:
+            parsed = httptools.parse_url(self.url)
+            raw_path, query = parsed.path, parsed.query or b""
+        path = raw_path.decode("ascii")
+        return {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme or "http",
+            "method": self.parser.get_method().decode("ascii"),
+            "root_path": "",
+            "path": urllib.parse.unquote(path) if "%" in path else path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "headers": self.headers,
+            "state": {},
+        }
 
     # What uvicorn calls.
 
@@ -170,22 +239,37 @@ class DoorProtocol(HttpToolsProtocol):
         self._refuse(self._refused_with)
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        self.server_state.total_requests += 1
         if self.transport.is_closing():
             self._close()
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+        else:
+            self._wait_for_head()
 
     def timeout_keep_alive_handler(self) -> None:
         """Nothing was asked for a while; what is still unread by then is not going to be."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()
-        else:
-            super().timeout_keep_alive_handler()
+        elif not self.transport.is_closing():
+            self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        assert isinstance(cycle, Cycle)
         self._answering = cycle
-        cycle.scope[LEAVING] = Leaving()  # type: ignore[literal-required]
-        is_old = cycle.scope["http_version"] in _OLD_VERSIONS
-        super()._start_asgi_task(cycle, (until_close if is_old else at_once)(cycle, app))
+        task = self.loop.create_task(self._answered(cycle, app))
+        self.tasks.add(task)
+
+    async def _answered(self, cycle: Cycle, app: ASGI3Application) -> None:
+        try:
+            await cycle.run_asgi(app)
+        finally:
+            task = asyncio.current_task(self.loop)
+            assert task is not None
+            self.tasks.discard(task)
 
     # What these are made of.
 
@@ -212,11 +296,9 @@ class DoorProtocol(HttpToolsProtocol):
 
     def _note_wish(self) -> None:
         """Keeps what only the parser knows of a head. Raises Unacceptable for a tunnel's."""
-        method = self.parser.get_method().decode("ascii")
-        if method == "CONNECT":
+        if self.parser.get_method() == b"CONNECT":
             raise Unacceptable
-        self.scope["method"] = method
-        self.scope["http_version"] = self.parser.get_http_version()
+        self.scope = self._scope(self.parser.get_http_version())
 
     def _has_many_hosts(self) -> bool:
         """More than one Host (RFC 9112, 3.2): which one is meant, others may see differently."""
@@ -227,10 +309,18 @@ class DoorProtocol(HttpToolsProtocol):
         return self._answering is not None and not self._answering.response_complete
 
     def _wait_for_head(self) -> None:
-        self._unset_keepalive_if_required()
-        self.timeout_keep_alive_task = self.loop.call_later(
-            self._patience.idle_s, self.timeout_keep_alive_handler
-        )
+        self._idle_since_s = self.loop.time()
+        if not self._idle_timer.runs:
+            self._idle_timer.start(self._patience.idle_s, self._look_whether_idle)
+
+    def _look_whether_idle(self) -> None:
+        if self._idle_since_s is None:
+            return
+        left_s = self._idle_since_s + self._patience.idle_s - self.loop.time()
+        if left_s > 0:
+            self._idle_timer.start(left_s, self._look_whether_idle)
+        else:
+            self.timeout_keep_alive_handler()
 
     def _wait_for_the_rest(self) -> None:
         self._head_timer.start(self._patience.head_s, self._head_is_late)
@@ -250,7 +340,7 @@ class DoorProtocol(HttpToolsProtocol):
 
     def _body_is_late(self) -> None:
         """Cuts a body that does not get on, except where it is we who do not read it."""
-        if self.cycle.response_complete:
+        if self._newest is None or self._newest.response_complete:
             self._close()  # it was answered before its end, and had time to notice
         elif self._body_bytes >= self._least_bytes or self.flow.read_paused or self.pipeline:
             self._wait_for_the_body()
@@ -285,6 +375,7 @@ class DoorProtocol(HttpToolsProtocol):
         self._head_timer.stop()
         self._body_timer.stop()
         self._reader_timer.stop()
+        self._idle_timer.stop()
 
     def _refuse(self, status: HTTPStatus) -> None:
         """Closes; says why where that cannot be taken for a part of another answer."""
@@ -316,6 +407,4 @@ class DoorProtocol(HttpToolsProtocol):
     def _abandon(self) -> None:
         """Tells the request under way that its caller left."""
         if self._answering is not None and not self._answering.response_complete:
-            self._answering.disconnected = True
-            self._answering.message_event.set()
-            self._answering.scope[LEAVING].tell()  # type: ignore[literal-required]
+            self._answering.leave()

@@ -80,7 +80,7 @@ class DoorServer(uvicorn.Server):
     async def abort(self) -> None:
         """Ends what still runs, and closes every connection."""
         self._close_acceptors()
-        tasks = tuple(self.server_state.tasks)
+        tasks = self._running()
         for task in tasks:
             task.cancel()
         if tasks:
@@ -98,8 +98,12 @@ class DoorServer(uvicorn.Server):
     async def _idle(self, *, within_s: float) -> None:
         """Until no request runs, or the time is over."""
         until_s = monotonic() + within_s
-        while (tasks := tuple(self.server_state.tasks)) and (left_s := until_s - monotonic()) > 0:
+        while (tasks := self._running()) and (left_s := until_s - monotonic()) > 0:
             await asyncio.wait(tasks, timeout=left_s)
+
+    def _running(self) -> list[asyncio.Task[None]]:
+        """Requests being answered; cancelled before they began, they do not take themselves out."""
+        return [task for task in self.server_state.tasks if not task.done()]
 
 
 async def serve(

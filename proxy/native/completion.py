@@ -112,9 +112,12 @@ def _hearing(
             raise await refusal(response, lease)
         events = EventReader(response.socket_path)
         whole = Whole(response.socket_path, n_prompts=n_prompts)
-        async for chunk in response.chunks():
+
+        def take(chunk: bytes) -> None:
             for event in events.feed(chunk):
                 whole.add(event)
+
+        await response.pour(take, exchange.to_caller)
         await _drop_stop_words(door, lease, whole)
         await exchange.reply(200, whole.reply())
         _report(door, exchange, lease, whole.usages())
@@ -190,29 +193,43 @@ async def _relayed(
     """Passes the stream as it comes, without progress unless asked for; it has no [DONE]."""
     if response.status != 200:
         raise await refusal(response, lease)
-    whole, n_ended, usages = WholeEvents(response.socket_path), 0, list[Usage]()
-    async for arrived in response.chunks():
-        events = whole.take(arrived)
-        if not shows_progress and (IS_PROGRESS in events or not exchange.delivered):
+    relayed = _Relayed(exchange, response.socket_path, shows_progress)
+    await response.pour(relayed.take, exchange.to_caller)
+    if relayed.n_ended < n_prompts and not relayed.has_failed:
+        raise StreamCut(response.socket_path)
+    await exchange.finish()
+    return relayed.usages
+
+
+class _Relayed:
+    """What has been passed on of a stream of events."""
+
+    def __init__(self, exchange: Exchange, socket_path: str, shows_progress: bool) -> None:
+        self._exchange, self._shows_progress = exchange, shows_progress
+        self._whole = WholeEvents(socket_path)
+        self.n_ended = 0
+        """Prompts whose reply is over."""
+        self.has_failed = False
+        self.usages: list[Usage] = []
+
+    def take(self, arrived: bytes) -> None:
+        """Passes on what a piece of the stream completes. Raises ChildFailed, UpstreamBroken."""
+        exchange, events = self._exchange, self._whole.take(arrived)
+        if not self._shows_progress and (IS_PROGRESS in events or not exchange.delivered):
             events = without_progress(events)
         if not events:
-            continue
+            return
         is_error = events.startswith(ERROR_HEAD)
         if not exchange.delivered:
             if is_error:
                 raise ChildFailed(event_error(events[6:].partition(b"\n")[0]))
-            await exchange.begin(Framing.SSE)
+            exchange.begin(Framing.SSE)
         if _IS_LAST in events:
             ends = [event for event in events.split(b"\n\n") if _IS_LAST in event]
-            usages += [usage for usage in map(usage_in, ends) if usage is not None]
-            n_ended += len(ends)
-        elif is_error:
-            n_ended = n_prompts
-        await exchange.write(events)
-    if n_ended < n_prompts:
-        raise StreamCut(response.socket_path)
-    await exchange.finish()
-    return usages
+            self.usages += [usage for usage in map(usage_in, ends) if usage is not None]
+            self.n_ended += len(ends)
+        self.has_failed = self.has_failed or is_error
+        exchange.put(events)
 
 
 async def _drop_stop_words(door: Door, lease: Lease, whole: Whole) -> None:

@@ -40,7 +40,8 @@ class Answering:
         reading = self._reading(response.socket_path)
         events = EventReader(response.socket_path)
         heard = _Heard(keeps=not self.common.stream or self.context_of is not None)
-        async for chunk in response.chunks():
+
+        def take(chunk: bytes) -> None:
             pieces: list[Piece] = []
             try:
                 for event in events.feed(chunk):
@@ -48,8 +49,10 @@ class Answering:
                         pieces.append(piece)
             finally:  # what came before an error is told before it
                 if pieces and self.common.stream:
-                    await self._write(b"".join([self._line(piece) for piece in pieces]))
+                    self._write(b"".join([self._line(piece) for piece in pieces]))
             heard.add(pieces)
+
+        await response.pour(take, self.exchange.to_caller)
         if reading.finish is None:
             raise StreamCut(response.socket_path)
         await self._end(lease, reading, heard)
@@ -63,10 +66,10 @@ class Answering:
             self.writer.piece(piece.text, thinking=piece.thinking, logprobs=piece.logprobs) + b"\n"
         )
 
-    async def _write(self, lines: bytes) -> None:
+    def _write(self, lines: bytes) -> None:
         if not self.exchange.begun:
-            await self.exchange.begin(Framing.NDJSON)
-        await self.exchange.write(lines)
+            self.exchange.begin(Framing.NDJSON)
+        self.exchange.put(lines)
 
     async def _end(self, lease: Lease, reading: Reading, heard: "_Heard") -> None:
         usage = reading.timings.usage()
@@ -96,7 +99,7 @@ class Answering:
             await self.exchange.reply(200, reply)
             return
         if not self.exchange.begun:
-            await self.exchange.begin(Framing.NDJSON)
+            self.exchange.begin(Framing.NDJSON)
         await self.exchange.finish(self.writer.last(ending, tool_calls=calls) + b"\n")
 
 

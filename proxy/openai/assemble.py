@@ -18,6 +18,7 @@ from proxy.child.chunks import (
     ToolCalls,
     read_event,
 )
+from proxy.child.connection import ALWAYS_READY
 from proxy.child.refusals import refusal
 from proxy.child.sse import DONE, PROGRESS, EventReader
 from proxy.child.timings import Timings, sum_of
@@ -64,9 +65,12 @@ async def assembled(
         raise await refusal(response, lease)
     events = EventReader(response.socket_path)
     whole = Assembly(response.socket_path, chat=chat, n_choices=n_choices)
-    async for chunk in response.chunks():
+
+    def take(chunk: bytes) -> None:
         for event in events.feed(chunk):
             whole.add(event)
+
+    await response.pour(take, ALWAYS_READY)
     return whole
 
 

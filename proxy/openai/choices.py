@@ -145,7 +145,7 @@ class Choices:
 
     async def _write(self, events: bytes) -> None:
         if events:
-            await self.exchange.begin(Framing.SSE)
+            self.exchange.begin(Framing.SSE)
             await self.exchange.write(events)
 
     def _report(self, lease: Lease, parts: Iterable[_Part]) -> None:

@@ -15,6 +15,7 @@ from proxy.bodies import decoded
 from proxy.chat.media import check_media
 from proxy.child.chunks import ABSENT
 from proxy.child.sse import KEEP_ALIVE, PROGRESS
+from proxy.child.timings import usage_of
 from proxy.child.upstream import UpstreamResponse
 from proxy.door import Door
 from proxy.engine_limits import EngineMembers
@@ -251,7 +252,8 @@ def _pass(door: Door, exchange: Exchange) -> Hear:
     """What is asked unstreamed: a caller who left is noticed within a second, as a rule."""
 
     async def hear(lease: Lease, response: UpstreamResponse) -> None:
-        _report(door, exchange, lease, await relay_whole(exchange, lease, response))
+        body = await relay_whole(exchange, lease, response)
+        _report(door, exchange, lease, usage_of(body))
 
     return hear
 

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from planners.plan import InstanceId
 from planners.usage import Usage
+from proxy.edge.cycle import CYCLE
 from proxy.exchange import Exchange
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.tracing import Phase, Tracing, otlp_provider, phases
@@ -93,12 +94,8 @@ async def test_what_is_refused_is_a_span_with_its_error(
 
 
 def served_exchange(*, waited_s: float, usage: Usage | None) -> Exchange:
-    async def receive() -> None: ...
-
-    async def send(_: object) -> None: ...
-
-    scope = {"method": "POST", "path": "/api/chat", "headers": []}
-    exchange = Exchange(scope, receive, send, request_id="r1")
+    scope = {"method": "POST", "path": "/api/chat", "headers": [], CYCLE: None}
+    exchange = Exchange(scope, request_id="r1")
     exchange.lease = Lease(
         instance_id=InstanceId("i1"),
         model_id=model("tiny").model_id,
