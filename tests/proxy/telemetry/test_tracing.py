@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -94,7 +95,7 @@ async def test_what_is_refused_is_a_span_with_its_error(
 
 
 def served_exchange(*, waited_s: float, usage: Usage | None) -> Exchange:
-    scope = {"method": "POST", "path": "/api/chat", "headers": [], CYCLE: None}
+    scope: dict[str, Any] = {"method": "POST", "path": "/api/chat", "headers": [], CYCLE: None}
     exchange = Exchange(scope, request_id="r1")
     exchange.lease = Lease(
         instance_id=InstanceId("i1"),
