@@ -7,6 +7,7 @@
 #                     then against llama-server's own router, and how soon who leaves frees a slot
 # make bench-planner  predicted bytes against measured launches, and how long planning takes;
 #                     ROWS=FILE for another table
+# make bench-start    how soon a daemon answers, and what it takes while idle
 # make soak   ten minutes of callers and disturbances, and an account; SECONDS= and SEED= for others
 # make bench-speed    decode under the chosen flags against the best of a grid
 # make bench-death    how soon a killed llama-server is noticed; LOAD=N beside N busy processes
@@ -22,7 +23,7 @@ NODE_CLIENTS := tests/clients/node
 NODE_INSTALLED := $(NODE_CLIENTS)/node_modules/.package-lock.json
 INSTALL := $(PIP) install --no-deps --require-hashes
 
-.PHONY: demo run test check bench bench-relay bench-planner bench-speed bench-death soak clean
+.PHONY: demo run test check bench bench-relay bench-planner bench-speed bench-death bench-start soak clean
 
 demo: $(VENV)/.quickstart
 	@$(BIN)/python -m scripts.demo
@@ -57,6 +58,9 @@ bench-speed: $(VENV)/.dev $(VENV)/.quickstart
 bench-death: $(VENV)/.dev $(VENV)/.quickstart
 	$(BIN)/python -m bench.death $(if $(LOAD),--load $(LOAD))
 
+bench-start: $(VENV)/.dev $(VENV)/.quickstart
+	$(BIN)/python -m bench.start
+
 soak: $(VENV)/.dev $(VENV)/.quickstart
 	$(BIN)/python -m bench.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 
@@ -74,6 +78,7 @@ $(VENV)/.installed: requirements/runtime.txt requirements/build.txt pyproject.to
 	@echo "installing inferenceosd and what it needs"
 	@$(INSTALL) -r requirements/runtime.txt -r requirements/build.txt
 	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m compileall -q inferenceosd proxy supervisor planners
 	@touch $@
 
 $(VENV)/.quickstart: $(wildcard requirements/quickstart*.txt) scripts/quickstart.py $(VENV)/.installed

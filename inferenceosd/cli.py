@@ -7,6 +7,7 @@ import click
 
 from inferenceosd import __version__
 from inferenceosd.installation import strangers
+from inferenceosd.lean_imports import lean_imports
 
 if TYPE_CHECKING:
     from inferenceosd.config import Config
@@ -100,8 +101,9 @@ def main(
     if (problem := strangers()) is not None:
         _fail(problem, EXIT_FAILED)
     # Late, for the check above: what these import may be somebody else's.
-    from inferenceosd.config import Options, read_config
-    from inferenceosd.config_error import ConfigError
+    with lean_imports():
+        from inferenceosd.config import Options, read_config
+        from inferenceosd.config_error import ConfigError
 
     options = Options(
         config=config,
@@ -123,7 +125,8 @@ def main(
         _fail(str(exc), EXIT_USAGE)
     if check:
         return _check(settings)
-    from inferenceosd.daemon import run  # late: --check and --help need no server
+    with lean_imports():
+        from inferenceosd.daemon import run  # late: --check and --help need no server
 
     sys.exit(run(settings, reload=reload))
 

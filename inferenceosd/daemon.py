@@ -32,6 +32,7 @@ from inferenceosd.ground import (
     keep_temporary_files_in,
     private_folder,
 )
+from inferenceosd.lean_imports import lean_imports, settle
 from inferenceosd.listening import (
     CannotListen,
     address_of,
@@ -46,7 +47,6 @@ from inferenceosd.platform_folders import own_model_dir
 from inferenceosd.service_manager import ServiceManager
 from inferenceosd.state_lock import CannotLock, StateLocked, locked
 from inferenceosd.traces import open_traces
-from proxy.admin.routes import build_admin_app
 from proxy.admin.service import ReloadRefused
 from proxy.app import PARTING_S, ROUTES, ASGIApp, build_app
 from proxy.child.upstream import UpstreamPools
@@ -143,7 +143,7 @@ def _remove_leftovers(state: Path, journal: Journal) -> None:
 
 def _spare_the_collector() -> None:
     """What is there by now stays: looked through again and again, it would cost every request."""
-    gc.freeze()
+    settle()
     gc.set_threshold(YOUNG_OBJECTS)
 
 
@@ -284,11 +284,13 @@ class _Daemon:
             # Later than the children: who follows the events hears how each of them ended.
             return control.config.fleet.drain_s + MOST_STOPPING_S
 
+        await public_open.wait()
+        with lean_imports():  # late: callers need not wait for what operators ask with
+            from proxy.admin.routes import build_admin_app
         admin = self._serve_admin(
             build_admin_app(control), closing, started=admin_open, drain_s=stopping_s
         )
         admin_door = tasks.create_task(admin, name="admin door")
-        await public_open.wait()
         await admin_open.wait()
         return admin_door
 

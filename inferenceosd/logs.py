@@ -179,7 +179,9 @@ def _shared_processors() -> list[Processor]:
 
 def _last_processors(*, console: bool, colors: bool) -> list[Processor]:
     if console:
-        return [structlog.dev.ConsoleRenderer(colors=colors)]
+        # plain: rich, where it is installed, prints every local, prompts and keys among them
+        plain = structlog.dev.plain_traceback
+        return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
     return [structlog.processors.format_exc_info, _as_json]
 
 

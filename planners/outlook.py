@@ -2,22 +2,23 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from planners.backends import Engine
 from planners.dry_runs import NO_DRY_RUNS, DryRuns
 from planners.groups import Group, conflict
 from planners.hardware import HOST, Device, DeviceId, HardwareProfile
-from planners.layout.measures import Measures
 from planners.lessons import NOTHING_LEARNED, Learned
 from planners.model import ModelId, ServedModel
-from planners.placement import plan_launch
 from planners.plan import LaunchPlan, Shortfall
 from planners.settings import PlacementRules
 from planners.sizes import GIB
 from planners.speed import NOTICED, format_rate
 from planners.taken import taken
-from planners.together import plan_together
 from planners.view import Observed
+
+if TYPE_CHECKING:
+    from planners.layout.measures import Measures
 
 MOST_TRIED = 5  # devices: each takes a plan of its own
 
@@ -69,6 +70,8 @@ def asking(served: ServedModel, *, context: int | None, parallel: int | None) ->
 
 def outlook(served: ServedModel, hardware: HardwareProfile, around: Surroundings) -> Outlook:
     """The plan, its engine, and what one more GiB would bring. Raises PlanError as plan_launch."""
+    from planners.layout.measures import Measures  # late: see planners.placement
+
     measures = Measures(served.info, served.draft)
     answer = _planned(served, hardware, around, measures)
     more = tuple(_one_more_gib(served, hardware, around, measures, answer))
@@ -79,6 +82,8 @@ def outlooks(
     models: Sequence[ServedModel], hardware: HardwareProfile, around: Surroundings
 ) -> tuple[Outlook, ...]:
     """Likewise for several models beside each other, less what one more GiB would bring."""
+    from planners.together import plan_together  # late: see planners.placement
+
     answers = plan_together(
         models,
         hardware=hardware,
@@ -126,8 +131,10 @@ def _outlook(
 
 
 def _planned(
-    served: ServedModel, hardware: HardwareProfile, around: Surroundings, measures: Measures
+    served: ServedModel, hardware: HardwareProfile, around: Surroundings, measures: "Measures"
 ) -> LaunchPlan | Shortfall:
+    from planners.placement import plan_launch  # late: see planners.placement
+
     def planned(least_context: int) -> LaunchPlan | Shortfall:
         return plan_launch(
             served,
@@ -152,7 +159,7 @@ def _one_more_gib(
     served: ServedModel,
     hardware: HardwareProfile,
     around: Surroundings,
-    measures: Measures,
+    measures: "Measures",
     answer: LaunchPlan | Shortfall,
 ) -> Iterator[str]:
     """A sentence per pool whose next GiB would change the plan for the better."""

@@ -36,7 +36,6 @@ from planners.room import (
 )
 from planners.settings import PlacementRules
 from planners.taken import Taken, taken
-from planners.together import plan_together
 from planners.turns import (
     evictable,
     is_pinned,
@@ -237,6 +236,8 @@ def _joint(
     due = _due(view, now_s=now_s)
     if not _may_start_together(view, due, alive=alive, leaving=leaving, now_s=now_s):
         return {}
+    from planners.together import plan_together  # late: see planners.placement
+
     answers = plan_together(
         due,
         hardware=view.hardware,

@@ -11,7 +11,6 @@ from planners.eviction import Candidate, victims
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.layout.budget import budgets, freed
 from planners.model import ServedModel
-from planners.placement import plan_launch
 from planners.plan import LaunchPlan, Shortfall
 from planners.settings import ContextPolicy
 from planners.taken import Taken, taken
@@ -49,6 +48,8 @@ def planned(
     context: int,
 ) -> LaunchPlan | Shortfall:
     """The launch of a model in `view`, with `context` tokens a request at least. Raises PlanBug."""
+    from planners.placement import plan_launch  # late: see planners.placement
+
     if context and view.settings.context_policy is ContextPolicy.CLIENT:
         served = replace(served, settings=replace(served.settings, context=context))
     with blamed_on(served.model_id):

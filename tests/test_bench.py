@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import death, speed
+from bench import death, speed, start
 from bench.__main__ import measured
 
 ROWS = [
@@ -42,3 +42,17 @@ def test_a_killed_child_fills_the_whole_table_of_deaths() -> None:
 
     assert head.split() == ["ms", "median", "max"]
     assert [row[:30].rstrip() for row in rows] == list(death.LINES)
+
+
+@pytest.mark.llama
+def test_a_daemon_started_once_fills_the_whole_table_of_starts() -> None:
+    head, *rows = start.measured(rounds=1, idle_s=0.2).splitlines()
+
+    assert head.split() == ["median", "of", "1,", "ms", "wall", "CPU"]
+    assert [row[:24].rstrip() for row in rows] == [
+        "exec to first answer",
+        "peer, exec to exit",
+        "idle RSS",
+        "idle CPU",
+    ]
+    assert all(float(row[24:32].rstrip("% ")) >= 0 for row in rows)

@@ -194,3 +194,17 @@ def test_the_last_lines_are_written_as_the_process_ends() -> None:
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert json.loads(ran.stderr)["event"] == "daemon.stopped"
+
+
+def test_a_traceback_on_a_console_tells_no_locals() -> None:
+    stream = StringIO()
+    configure_logging("console", "info", stream=stream)
+    prompt = "what nobody else may read"
+
+    try:
+        int(prompt[:0])
+    except ValueError:
+        structlog.get_logger("x").exception("request.failed")
+
+    assert "ValueError" in stream.getvalue()
+    assert "nobody else" not in stream.getvalue()

@@ -1,0 +1,56 @@
+"""inferenceosd.lean_imports: what a start leaves out, in processes of their own."""
+
+import subprocess
+import sys
+
+
+def printed(program: str) -> list[str]:
+    argv = [sys.executable, "-c", program]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_a_daemon_starts_without_what_its_first_answer_does_not_need() -> None:
+    modules = printed(
+        "import sys\n"
+        "from inferenceosd.lean_imports import lean_imports\n"
+        "with lean_imports():\n"
+        "    import inferenceosd.daemon\n"
+        "print(*sys.modules)"
+    )
+
+    assert "proxy.app" in modules
+    for late in ("rich", "pygments", "planners.placement", "planners.graph.architectures",
+                 "prometheus_client", "starlette", "opentelemetry"):  # fmt: skip
+        assert late not in modules
+
+
+def test_a_library_kept_out_of_a_block_can_be_imported_after_it() -> None:
+    told = printed(
+        "import gc, importlib.util\n"
+        "from inferenceosd.lean_imports import lean_imports, settle\n"
+        "with lean_imports():\n"
+        "    try:\n"
+        "        import rich\n"
+        "    except ImportError:\n"
+        "        print('hidden')\n"
+        "import rich\n"
+        "print(rich.__name__, gc.isenabled())\n"
+        "settle()\n"
+        "print(gc.isenabled(), gc.get_freeze_count() > 0)"
+    )
+
+    assert told == ["hidden", "rich", "True", "True", "True"]
+
+
+def test_imports_that_failed_leave_the_search_for_garbage_on() -> None:
+    told = printed(
+        "import gc\n"
+        "from inferenceosd.lean_imports import lean_imports\n"
+        "try:\n"
+        "    with lean_imports():\n"
+        "        import inferenceosd.no_such_module\n"
+        "except ImportError:\n"
+        "    print(gc.isenabled())"
+    )
+
+    assert told == ["True"]
