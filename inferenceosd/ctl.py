@@ -13,24 +13,19 @@ from typing import Any, TextIO
 import click
 import msgspec
 
-from inferenceosd import __version__, offline, report
+from inferenceosd import __version__, report
 from inferenceosd.admin_client import EXIT_FAILED, WORK_S, Door, Query, fail
-from inferenceosd.checkup import Told, facts_now
 from inferenceosd.config import Options, read_config
 from inferenceosd.config_error import ConfigError
 from inferenceosd.ctl_arguments import Duration, Name
 from inferenceosd.ctl_keys import key
-from inferenceosd.doctor import checks, has_failed
-from inferenceosd.doctor_text import doctor_text
 from inferenceosd.following import show_stream
+from inferenceosd.lean_imports import lean_imports
 from inferenceosd.logs import quiet_logging
-from inferenceosd.plan_question import PlanQuestion, found_here, recorded_machine
 from inferenceosd.platform_folders import runtime_folder, state_folder, this_platform
-from inferenceosd.profile_text import profile_text
-from planners.profile_json import decode_profile
+from planners.settings import MAX_NUMBER
 from proxy.admin.models import ModelsReport
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
-from proxy.admin.plan import MAX_NUMBER
 from proxy.admin.records import (
     DEFAULT_EVENTS,
     DEFAULT_LINES,
@@ -174,8 +169,12 @@ def plan(
 
     Exit status 1 where one does not fit.
     """
+    with lean_imports():  # late, here and below: half of our modules, which no other command needs
+        from inferenceosd.offline import is_path
+        from inferenceosd.plan_question import PlanQuestion, recorded_machine
+
     machine = None if hardware is None else recorded_machine(hardware)
-    by_path = {offline.is_path(model) for model in models}
+    by_path = {is_path(model) for model in models}
     if len(by_path) > 1:
         fail("name models or files, not both: files are planned here, models by the daemon")
     asked = PlanQuestion(models, context, parallel, machine)
@@ -198,10 +197,16 @@ def profile(door: Door, record: TextIO | None, as_json: bool) -> None:
 
     Asks the daemon; without one it looks for itself, which takes some seconds more.
     """
+    with lean_imports():
+        from inferenceosd.offline import profile_here
+        from inferenceosd.plan_question import found_here
+        from inferenceosd.profile_text import profile_text
+        from planners.profile_json import decode_profile
+
     if door.is_open():
         text = door.get("/profile", msgspec.Raw).sent.decode()
     else:
-        text = found_here(offline.profile_here)
+        text = found_here(profile_here)
     recorded = found_here(lambda: decode_profile(text))
     if record is not None:
         record.write(text)
@@ -219,6 +224,13 @@ def doctor(door: Door, as_json: bool) -> None:
 
     Exit status 1 where something failed.
     """
+    with lean_imports():
+        from inferenceosd.checkup import Told, facts_now
+        from inferenceosd.doctor import checks, has_failed
+        from inferenceosd.doctor_text import doctor_text
+        from inferenceosd.plan_question import found_here
+        from planners.profile_json import decode_profile
+
     told = None
     if door.is_open():
         status = door.get("/status", StatusReport).value

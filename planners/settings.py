@@ -10,6 +10,8 @@ from planners.callers import Callers
 from planners.groups import Group
 from planners.model import ModelId, ModelSettings
 
+MAX_NUMBER = (1 << 31) - 1  # llama-server counts tokens and slots in 32 bits
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceRule:

@@ -14,7 +14,6 @@ from planners.reasons import ReasonKind
 
 NO_LAYER = "no layer fits on it"
 MAX_TOGETHER = 8  # models in one question
-MAX_NUMBER = (1 << 31) - 1  # llama-server counts tokens and slots in 32 bits
 SOCKET, FOLDER = "SOCKET", "FOLDER"  # where a flag's value is drawn anew at each launch
 
 

@@ -16,11 +16,11 @@ from starlette.types import Receive, Scope, Send
 
 from planners.hardware import HardwareProfile
 from planners.profile_json import BadProfile, decode_profile
+from planners.settings import MAX_NUMBER
 from proxy import names
 from proxy.admin.models import ModelsReport
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
 from proxy.admin.plan import (
-    MAX_NUMBER,
     MAX_TOGETHER,
     PlanReport,
     PlansReport,
