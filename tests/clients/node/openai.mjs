@@ -38,6 +38,10 @@ const cases = {
     const whole = await client.chat.completions.create(request);
     const runner = client.chat.completions.stream(request);
     const streamed = await runner.finalChatCompletion();
+    const { message } = whole.choices[0];
+    const said = { role: "tool", tool_call_id: message.tool_calls[0].id, content: "Rain." };
+    const after = { ...asked, messages: [...chat, message, said], tools };
+    if (!(await client.chat.completions.create(after)).choices.length) throw new Error("no reply");
     return [whole, streamed].map(({ choices: [{ finish_reason, message }] }) => ({
       finish_reason,
       name: message.tool_calls[0].function.name,
@@ -46,13 +50,24 @@ const cases = {
   },
   async structured() {
     const request = { ...asked, response_format, max_tokens: 60 };
-    const reply = await client.chat.completions.parse(request);
-    return Number.isInteger(JSON.parse(reply.choices[0].message.content).n);
+    const whole = await client.chat.completions.parse(request);
+    const streamed = await client.chat.completions.stream(request).finalChatCompletion();
+    const [one, other] = [whole, streamed].map((reply) => reply.choices[0].message.content);
+    return Number.isInteger(JSON.parse(one).n) && one === other;
   },
   async completions() {
     const prompt = ["Once upon a", "One, two,"];
     const reply = await client.completions.create({ model, prompt, temperature: 0, max_tokens: 3 });
     return reply.choices.map((choice) => [choice.index, choice.text.length > 0]);
+  },
+  async responses() {
+    const request = { model, input: "Say hello.", temperature: 0, max_output_tokens: 12 };
+    const { output_text, status } = await client.responses.create(request);
+    const runner = client.responses.stream(request);
+    const events = [];
+    for await (const event of runner) events.push(event.type);
+    const final = await runner.finalResponse();
+    return { output_text, status, streamed: final.output_text, last: events.at(-1) };
   },
   async models() {
     const listed = [];
@@ -68,6 +83,16 @@ const cases = {
       "long stream": await refused(create({ messages: long, stream: true })),
       embeddings: await refused(() => client.embeddings.create({ model, input: "a" })),
     };
+  },
+  async lost() {
+    const stream = await client.chat.completions.create({ ...asked, stream: true });
+    const read = async () => {
+      for await (const chunk of stream) if (!chunk.choices) break;
+    };
+    return refused(read);
+  },
+  async locked() {
+    return refused(() => client.chat.completions.create(asked));
   },
   async leaving() {
     const stream = await client.chat.completions.create({ ...asked, max_tokens: 900, stream: true });

@@ -9,7 +9,11 @@ from typing import Any, cast
 
 import openai
 import pytest
-from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMessageParam
+from openai.types.chat import (
+    ChatCompletion,
+    ChatCompletionFunctionToolParam,
+    ChatCompletionMessageParam,
+)
 from pydantic import BaseModel
 
 from tests.fakes.chat_templates import HERMES, QWEN, WEATHER, WEATHER_CHAT
@@ -55,7 +59,13 @@ async def test_tools_are_called_whole_and_streamed(tmp_path: Path) -> None:
             model=MODEL, messages=ASKS_WEATHER, tools=TOOLS, temperature=0, max_tokens=60
         ) as stream:
             streamed = await stream.get_final_completion()
+        after = await client.chat.completions.create(
+            model=MODEL, messages=[*ASKS_WEATHER, *_called(whole)], tools=TOOLS, max_tokens=4
+        )
 
+    assert after.usage is not None
+    assert whole.usage is not None
+    assert after.usage.prompt_tokens > whole.usage.prompt_tokens
     for choice in (whole.choices[0], streamed.choices[0]):
         assert choice.finish_reason == "tool_calls"
         assert choice.message.tool_calls is not None
@@ -68,13 +78,25 @@ async def test_tools_are_called_whole_and_streamed(tmp_path: Path) -> None:
         assert call.id
 
 
-async def test_a_reply_is_parsed_into_a_model(tmp_path: Path) -> None:
-    async with client_of(tmp_path) as (_, client):
-        reply = await client.chat.completions.parse(
-            model=MODEL, messages=HELLO, response_format=Answer, temperature=0, max_tokens=40
-        )
+def _called(reply: ChatCompletion) -> list[ChatCompletionMessageParam]:
+    """The assistant's turn as the client gives it back, and what its tool said."""
+    message = reply.choices[0].message
+    assert message.tool_calls is not None
+    return [
+        cast(ChatCompletionMessageParam, message.model_dump(exclude_none=True)),
+        {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "Rain."},
+    ]
 
-    assert isinstance(reply.choices[0].message.parsed, Answer)
+
+async def test_a_reply_is_parsed_into_a_model_whole_and_streamed(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "messages": HELLO, "temperature": 0, "max_tokens": 40}
+    async with client_of(tmp_path) as (_, client):
+        whole = await client.chat.completions.parse(**asked, response_format=Answer)
+        async with client.chat.completions.stream(**asked, response_format=Answer) as stream:
+            streamed = await stream.get_final_completion()
+
+    assert isinstance(whole.choices[0].message.parsed, Answer)
+    assert streamed.choices[0].message.parsed == whole.choices[0].message.parsed
 
 
 async def test_a_reply_cut_short_of_its_schema_is_told_as_such(tmp_path: Path) -> None:
