@@ -1,16 +1,11 @@
 """`make bench`: starts a daemon with the quickstart model and prints what it adds to its child."""
 
 import argparse
-import tempfile
-from pathlib import Path
-
-import httpx
-import psutil
 
 from bench.overhead import Samples, Side, interleaved, report
+from bench.quickstart import loaded, quickstart_daemon
 from bench.wire import Wire
-from scripts.started_daemon import StartedDaemon, started_daemon
-from supervisor.quickstart import quickstart_model_dir
+from scripts.started_daemon import StartedDaemon
 
 
 def main() -> None:
@@ -25,27 +20,15 @@ def main() -> None:
 
 def measured(*, rounds: int, n_tokens: int, seed: int) -> str:
     """The table of a run in a temporary folder."""
-    model_dir = quickstart_model_dir()
-    assert model_dir is not None, "make installs the quickstart model first"
-    with (
-        tempfile.TemporaryDirectory(prefix="inferenceosd-bench-") as folder,
-        started_daemon(Path(folder), model_dirs=[model_dir]) as daemon,
-    ):
-        daemon.wait_for_engines()
-        models = httpx.get(f"{daemon.base}/v1/models", trust_env=False).raise_for_status()
-        model = models.json()["data"][0]["id"]
-        assert daemon.ctl("load", model).returncode == 0
-        sides = _sides(daemon)
+    with quickstart_daemon() as (daemon, model):
+        sides = _sides(daemon, model)
         interleaved(*sides, model=model, rounds=rounds, n_tokens=n_tokens, seed=seed)
     return report(*(side.samples for side in sides))
 
 
-def _sides(daemon: StartedDaemon) -> tuple[Side, Side, Side]:
+def _sides(daemon: StartedDaemon, model: str) -> tuple[Side, Side, Side]:
     """The daemon, its child, and the child again."""
-    (instance,) = daemon.status()["instances"]
-    child: int = instance["pid"]
-    argv = psutil.Process(child).cmdline()
-    socket = argv[argv.index("--host") + 1]
+    child, socket = loaded(daemon, model)
     return (
         Side(Wire(daemon.listen), (daemon.process.pid, child), Samples()),
         Side(Wire(socket), (child,), Samples()),

@@ -15,20 +15,16 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 
-import httpx
-
-from scripts.started_daemon import StartedDaemon, started_daemon
-from supervisor.quickstart import quickstart_model_dir
+from bench.quickstart import loaded, quickstart_daemon
+from scripts.started_daemon import StartedDaemon
 
 ENDED_S = 30.0
 LOOK_S = 0.02  # cadence of looking for the event, once the caller has its answer
@@ -61,16 +57,7 @@ def main() -> None:
 
 def measured(*, rounds: int) -> list[Noticed]:
     """What a daemon in a temporary folder showed."""
-    model_dir = quickstart_model_dir()
-    assert model_dir is not None, "make installs the quickstart model first"
-    config = "[fleet]\nrestart_limit = 1000\n"
-    with (
-        tempfile.TemporaryDirectory(prefix="inferenceosd-bench-") as folder,
-        started_daemon(Path(folder), model_dirs=[model_dir], config=config) as daemon,
-    ):
-        daemon.wait_for_engines()
-        models = httpx.get(f"{daemon.base}/v1/models", trust_env=False).raise_for_status()
-        model = models.json()["data"][0]["id"]
+    with quickstart_daemon(config="[fleet]\nrestart_limit = 1000\n") as (daemon, model):
         return [_round(daemon, model) for _ in range(rounds)]
 
 
@@ -89,9 +76,7 @@ def report(noticed: list[Noticed]) -> str:
 
 
 def _round(daemon: StartedDaemon, model: str) -> Noticed:
-    assert daemon.ctl("load", model).returncode == 0
-    (instance,) = daemon.status()["instances"]
-    pid: int = instance["pid"]
+    pid, _ = loaded(daemon, model)
     pidfd = os.pidfd_open(pid)
     gone: list[float] = []
     watcher = threading.Thread(target=_watch, args=(pidfd, gone))

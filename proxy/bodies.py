@@ -1,7 +1,7 @@
 """Request bodies: read within bounds, decoded as far as a route needs, sent on unwritten."""
 
 import re
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -109,6 +109,19 @@ def decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise BadJson(f"the request body is no JSON: {exc}") from exc
     except RecursionError as exc:
         raise BadJson("the request body is nested too deeply") from exc
+
+
+def texts_in(value: object, *, but_for: str | None = None) -> Iterator[str]:
+    """Every text in decoded JSON, however deep; not what a key `but_for` holds."""
+    rest = [value]
+    while rest:
+        match rest.pop():
+            case str(text):
+                yield text
+            case list(items):
+                rest += items
+            case dict(members):
+                rest += [item for key, item in members.items() if key != but_for]
 
 
 def amended(body: bytes, extra: bytes) -> Buffers:

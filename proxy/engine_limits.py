@@ -5,12 +5,11 @@ triggers, and rules that name rules, by recursion: some ten thousand, or hundred
 with SIGSEGV. How deep they lie is not worked out; that there are so many is enough.
 """
 
-from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
-from proxy.bodies import decoded
+from proxy.bodies import decoded, texts_in
 from proxy.errors import BadRequest
 
 MAX_GROUPS, MAX_RULES = 4096, 16384
@@ -64,7 +63,7 @@ def check_grammars(body: bytes) -> None:
         return
     told = decoded(body, _ANY)
     for param in _HOLDERS if isinstance(told, dict) else ():
-        for text in _texts(told.get(param)):
+        for text in texts_in(told.get(param)):
             if text.count("(") > MAX_GROUPS:
                 raise GrammarTooLarge("opening brackets", param=param, limit=MAX_GROUPS)
             if text.count("::=") > MAX_RULES:
@@ -75,15 +74,3 @@ def _check_window(n_tokens: float | None, *, param: str) -> None:
     if n_tokens is not None and n_tokens > MAX_WINDOW:
         reason = f"{param} must be at most {MAX_WINDOW}, or -1 for the whole context"
         raise BadRequest(reason, param=param)
-
-
-def _texts(value: object) -> Iterator[str]:
-    rest = [value]
-    while rest:
-        match rest.pop():
-            case str(text):
-                yield text
-            case list(items):
-                rest += items
-            case dict(members):
-                rest += members.values()

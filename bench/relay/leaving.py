@@ -7,17 +7,14 @@ import argparse
 import json
 import random
 import socket
-import tempfile
 import time
-from pathlib import Path
 from statistics import median
 
 import httpx
-import psutil
 
+from bench.quickstart import loaded, quickstart_daemon
 from bench.relay.cases import CHAT, request
-from scripts.started_daemon import StartedDaemon, started_daemon
-from supervisor.quickstart import quickstart_model_dir
+from scripts.started_daemon import StartedDaemon
 
 PREFILL_WORDS = 1500  # some 2,000 tokens
 INTO_S = 0.4  # of the work when the caller leaves
@@ -33,16 +30,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the prompts (1)")
     asked = parser.parse_args()
     chance = random.Random(asked.seed)
-    model_dir = quickstart_model_dir()
-    assert model_dir is not None, "make installs the quickstart model first"
-    with (
-        tempfile.TemporaryDirectory(prefix="ios-bench-") as folder,
-        started_daemon(Path(folder), model_dirs=[model_dir]) as daemon,
-    ):
-        daemon.wait_for_engines()
-        told = httpx.get(f"{daemon.base}/v1/models", trust_env=False).raise_for_status().json()
-        model: str = told["data"][0]["id"]
-        assert daemon.ctl("load", model).returncode == 0
+    with quickstart_daemon() as (daemon, model):
         for name, words in (("decode", 1), ("prefill", PREFILL_WORDS)):
             for stream in (True, False):
                 took = [
@@ -55,9 +43,7 @@ def main() -> None:
 
 def _freed_s(daemon: StartedDaemon, model: str, prompt: str, stream: bool) -> float:
     """Seconds from a caller's leaving until its slot computes no more."""
-    (instance,) = daemon.status()["instances"]
-    argv = psutil.Process(instance["pid"]).cmdline()
-    transport = httpx.HTTPTransport(uds=argv[argv.index("--host") + 1])
+    transport = httpx.HTTPTransport(uds=loaded(daemon, model)[1])
     body = {"messages": [{"role": "user", "content": prompt}], "stream": stream}
     host, _, port = daemon.listen.rpartition(":")
     with httpx.Client(transport=transport, base_url="http://child") as child:

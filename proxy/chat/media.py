@@ -5,11 +5,10 @@ files below its --media-path: callers would reach through it what only this mach
 """
 
 import re
-from collections.abc import Iterator
 
 import msgspec
 
-from proxy.bodies import decoded
+from proxy.bodies import decoded, texts_in
 from proxy.errors import BadRequest
 
 _ANY = msgspec.json.Decoder()
@@ -42,7 +41,7 @@ def check_media(body: bytes) -> None:
         content = message.get("content") if isinstance(message, dict) else None
         for part in content if isinstance(content, list) else ():
             is_text = isinstance(part, dict) and part.get("type") == "text"
-            if not is_text and any(map(_ELSEWHERE.match, _texts(part))):
+            if not is_text and any(map(_ELSEWHERE.match, texts_in(part, but_for="text"))):
                 raise ForeignMedia
 
 
@@ -56,16 +55,3 @@ def data_url(url: str, *, where: str) -> str:
             param=where,
         )
     return url
-
-
-def _texts(value: object) -> Iterator[str]:
-    """Every text in a part, but for what a key of that name holds."""
-    rest = [value]
-    while rest:
-        match rest.pop():
-            case str(text):
-                yield text
-            case list(items):
-                rest += items
-            case dict(members):
-                rest += [item for key, item in members.items() if key != "text"]

@@ -28,7 +28,7 @@ from proxy.forward import Check, Hear, Order, ask, converse, relay_whole
 from proxy.native.meant import meant
 from proxy.native.whole import Whole
 from proxy.prompt.count import n_prompts_in
-from proxy.prompt.length import TOKENS, Bound, Infill, Prompt
+from proxy.prompt.length import TOKENS, Infill, Prompt, bounding
 from proxy.pulse import Pulse
 from supervisor.lease import Lease
 
@@ -138,17 +138,7 @@ def _check(door: Door, asked: _Asked, model: ServedModel, n_prompts: int) -> Che
     told = msgspec.json.decode(asked.prompt) if asked.prompt != ABSENT else ""
     prompts = [_prompt(one, _around(asked)) for one in (told if n_prompts > 1 else [told])]
     name = asked.model or model.model_id
-    bounds = [
-        Bound(door, model, name, prompt, asked.num_ctx,
-              place=(at, n_prompts) if n_prompts > 1 else None)
-        for at, prompt in enumerate(prompts, 1)
-    ]  # fmt: skip
-
-    async def check(lease: Lease) -> None:
-        for bound in bounds:
-            await bound.check(lease)
-
-    return check
+    return bounding(door, model, name, prompts, asked.num_ctx)
 
 
 def _infill_check(door: Door, exchange: Exchange, asked: _Asked, model: ServedModel) -> Check:

@@ -16,7 +16,7 @@ from proxy.exchange import Exchange
 from proxy.forward import Order, converse, whole_reply
 from proxy.ollama.fields import read_object
 from proxy.ollama.options import read_options
-from proxy.prompt.length import Bound, Prompt, located
+from proxy.prompt.length import Bound, Prompt, bounds_of, located
 from proxy.prompt.truncation import shortened_inputs
 from supervisor.lease import Lease
 
@@ -59,12 +59,8 @@ class _Wish:
 
     def bounds(self, door: Door) -> list[Bound]:
         """What holds the texts to the request's num_ctx."""
-        count = len(self.texts)
-        return [
-            Bound(door, self.model, self.name, Prompt(texts=(text,)), self.n_ctx,
-                  place=(at, count) if count > 1 else None)
-            for at, text in enumerate(self.texts, 1)
-        ]  # fmt: skip
+        prompts = [Prompt(texts=(text,)) for text in self.texts]
+        return bounds_of(door, self.model, self.name, prompts, self.n_ctx)
 
 
 async def embed(door: Door, exchange: Exchange) -> None:

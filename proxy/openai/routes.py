@@ -25,7 +25,7 @@ from proxy.forward import Check, Hear, Order, converse, relay_stream, relay_whol
 from proxy.openai.assemble import STREAMED, assembled
 from proxy.openai.choices import MAX_CHOICES, RANDOM_SEED, Choices
 from proxy.prompt.count import n_prompts_in
-from proxy.prompt.length import Bound, Prompt, located
+from proxy.prompt.length import Prompt, bounding, located
 from proxy.pulse import Pulse
 from supervisor.lease import Lease
 
@@ -120,24 +120,12 @@ def _embedding_check(door: Door, asked: _Asked, model: ServedModel) -> Check | N
     n_inputs = n_prompts_in(asked.input)
     told = _decoded(asked.input)
     name = asked.model or model.model_id
-    bounds = _bounds(door, model, name, told if n_inputs > 1 else [told], asked.num_ctx)
-    return partial(_check_each, bounds)
+    prompts = _prompts(told if n_inputs > 1 else [told])
+    return bounding(door, model, name, prompts, asked.num_ctx)
 
 
-def _bounds(
-    door: Door, model: ServedModel, name: str, prompts: Sequence[object], n_ctx: int | None
-) -> list[Bound]:
-    count = len(prompts)
-    return [
-        Bound(door, model, name, Prompt.of({"prompt": told}), n_ctx,
-              place=(at, count) if count > 1 else None)
-        for at, told in enumerate(prompts, 1)
-    ]  # fmt: skip
-
-
-async def _check_each(bounds: Sequence[Bound], lease: Lease) -> None:
-    for bound in bounds:
-        await bound.check(lease)
+def _prompts(told: Sequence[object]) -> list[Prompt]:
+    return [Prompt.of({"prompt": each}) for each in told]
 
 
 async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
@@ -181,11 +169,9 @@ def _check(
     if asked.num_ctx is None and n_prompts == 1:
         return None  # the child itself refuses what is too long
     name = asked.model or model.model_id
-    if n_prompts == 1:
-        told = chat or Prompt.of({"prompt": _decoded(asked.prompt)})
-        return Bound(door, model, name, told, asked.num_ctx).check
-    bounds = _bounds(door, model, name, _decoded(asked.prompt), asked.num_ctx)
-    return partial(_check_each, bounds)
+    told = _decoded(asked.prompt)
+    prompts = [chat] if chat is not None else _prompts(told if n_prompts > 1 else [told])
+    return bounding(door, model, name, prompts, asked.num_ctx)
 
 
 def _n_choices(asked: _Asked) -> int:

@@ -3,7 +3,7 @@
 The child counts the tokens; it is asked only where the prompt is so long that it may be too long.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -120,6 +120,30 @@ class Bound:
         added = len((self.model.info.chat_template or "").encode()) if self.prompt.chat else 0
         sent = len(self.prompt.chat) + sum(len(text.encode()) for text in self.prompt.texts)
         return self.prompt.n_ids + sent + added <= n_ctx
+
+
+def bounds_of(
+    door: Door, model: ServedModel, name: str, prompts: Sequence[Prompt], n_ctx: int | None
+) -> list[Bound]:
+    """Each of a request's prompts with its bound; of several each knows its place."""
+    count = len(prompts)
+    return [
+        Bound(door, model, name, prompt, n_ctx, place=(at, count) if count > 1 else None)
+        for at, prompt in enumerate(prompts, 1)
+    ]
+
+
+def bounding(
+    door: Door, model: ServedModel, name: str, prompts: Sequence[Prompt], n_ctx: int | None
+) -> Callable[[Lease], Awaitable[None]]:
+    """What holds each of a request's prompts to its context, one after another."""
+    bounds = bounds_of(door, model, name, prompts, n_ctx)
+
+    async def check(lease: Lease) -> None:
+        for bound in bounds:
+            await bound.check(lease)
+
+    return check
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,11 @@ from planners.hardware import (
 )
 from planners.model import BrokenFile, ModelId
 from planners.outlook import Outlook
-from planners.plan import DeviceBytes, InstanceId, LaunchPlan, Shortfall
+from planners.plan import DeviceBytes, InstanceId, Shortfall
 from planners.profile_json import RecordedProfile, encode_profile
 from planners.reasons import Price, Reason, ReasonKind, Unit, unused
 from planners.sizes import GIB, MIB
-from planners.view import InstanceState, Observed
+from planners.view import InstanceState
 from proxy.admin.models import ModelReport, ModelsReport
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
 from proxy.admin.records import EventReport, Followed, LogReport
@@ -38,36 +38,22 @@ from proxy.admin.status import DaemonReport, LockReport, StatusReport, status_re
 from proxy.edge.server import serve
 from proxy.errors import UnknownModel
 from supervisor.lease import ModelUnavailable
+from tests.fakes.fleet_of_one import launch_plan, served_model
+from tests.fakes.instances import observed
 from tests.fakes.machines import FLAGS, model_info, served
 
 GPU = DeviceId("pci:0000:01:00.0")
 STARTED_AT = 1_800_000_000.0
 NOW_S = 1000.0
 
-PLAN = LaunchPlan(
-    model_id=ModelId("qwen"),
-    model_path="/models/qwen.gguf",
-    model_digest="ab" * 32,
-    file_key="1",
+PLAN = replace(
+    launch_plan(served_model(model_id="qwen", path="/models/qwen.gguf"), n_ctx=8192, n_parallel=2),
     backend="vulkan",
     engine_id="0123456789ab",
     devices=((GPU, "Vulkan0", 29),),
-    n_ctx=8192,
-    n_parallel=2,
     n_batch=2048,
-    n_ubatch=512,
     n_gpu_layers=29,
     n_threads=8,
-    type_k="f16",
-    type_v="f16",
-    flash_attn=True,
-    cache_ram_mib=0,
-    ctx_checkpoints=0,
-    embedding=False,
-    mmproj_path=None,
-    draft_path=None,
-    lora_paths=(),
-    extra_flags=(),
     predicted=(
         DeviceBytes(GPU, 4 * GIB, 512 * MIB, 256 * MIB, 128 * MIB),
         DeviceBytes(HOST, 300 * MIB, 0, 20 * MIB),
@@ -83,28 +69,19 @@ PLAN = LaunchPlan(
         Reason(ReasonKind.SPEED, "predicted: 1200 tokens/s of prompt and 40 tokens/s of decode"),
     ),
 )
-READY = Observed(
+READY = observed(
+    PLAN,
     instance_id=InstanceId("i1"),
-    model_id=PLAN.model_id,
-    state=InstanceState.READY,
-    plan=PLAN,
     launch_key="k",
     pid=4712,
     running=1,
     waiting=2,
-    keep_alive_s=300.0,
     last_used_s=990.0,
-    idle_since_s=None,
-    expires_at=None,
     loaded_at=STARTED_AT + 60,
     load_s=3.5,
-    load_progress=None,
     measured=(DeviceBytes(GPU, 4 * GIB, 512 * MIB, 300 * MIB),),
     decode_tokens_per_s=85.25,
     prompt_tokens_per_s=1200.0,
-    restarts=0,
-    cause=None,
-    retry_at_s=None,
 )
 FOREVER = replace(READY, running=0, waiting=0, keep_alive_s=math.inf, expires_at=math.inf)
 """READY, pinned and idle."""

@@ -14,8 +14,9 @@ from planners.line import Priority
 from planners.model import BrokenFile, ModelId, ModelInfo, ServedModel
 from planners.plan import InstanceId, LaunchPlan
 from planners.usage import Usage
-from planners.view import InstanceState, LineSeen, Observed
+from planners.view import LineSeen, Observed
 from supervisor.lease import Lease, LeaseError
+from tests.fakes.instances import observed
 from tests.fakes.machines import PLAIN
 
 FAKE = (sys.executable, str(Path(__file__).with_name("llama_server.py")))
@@ -168,28 +169,13 @@ class FleetOfOne:
             self.model.settings.keep_alive_s if self.keep_alive_s is None else self.keep_alive_s
         )
         return (
-            Observed(
+            observed(
+                self.plan,
                 instance_id=InstanceId("tiny-1"),
-                model_id=self.model.model_id,
-                state=InstanceState.READY,
-                plan=self.plan,
                 pid=self.child.process.pid,
-                launch_key="1",
                 running=self.leases,
-                waiting=0,
                 keep_alive_s=keep_alive_s,
-                last_used_s=0.0,
-                idle_since_s=None,
                 expires_at=time.time() + keep_alive_s,
-                loaded_at=None,
-                load_s=None,
-                load_progress=None,
-                measured=(),
-                decode_tokens_per_s=None,
-                prompt_tokens_per_s=None,
-                restarts=0,
-                cause=None,
-                retry_at_s=None,
             ),
         )
 

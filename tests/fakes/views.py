@@ -12,6 +12,7 @@ from planners.settings import FleetSettings
 from planners.sizes import GIB, MIB
 from planners.view import Demand, InstanceState, Observed, View
 from tests.fakes import machines
+from tests.fakes.instances import observed
 from tests.fakes.machines import FLEET, PLAIN, engine, machine, model_info, served
 
 NOW_S = 1000.0
@@ -55,30 +56,16 @@ def seen(
     served: ServedModel, state: InstanceState = InstanceState.READY, **facts: object
 ) -> Observed:
     is_idle = state is InstanceState.READY
-    observed = Observed(
-        instance_id=InstanceId(f"i-{served.model_id}"),
-        model_id=served.model_id,
-        state=state,
-        plan=planned(served),
-        launch_key=launch_key(served, RULES),
-        pid=None,
-        running=0 if is_idle else 1,
-        waiting=0,
-        keep_alive_s=300.0,
-        last_used_s=NOW_S - 10,
-        idle_since_s=NOW_S - 10 if is_idle else None,
-        expires_at=None,
-        loaded_at=None,
-        load_s=1.0,
-        load_progress=None,
-        measured=(),
-        decode_tokens_per_s=None,
-        prompt_tokens_per_s=None,
-        restarts=0,
-        cause=None,
-        retry_at_s=None,
-    )
-    return replace(observed, **facts)  # type: ignore[arg-type]  # the tests' own field names
+    told = {
+        "instance_id": InstanceId(f"i-{served.model_id}"),
+        "state": state,
+        "launch_key": launch_key(served, RULES),
+        "running": 0 if is_idle else 1,
+        "last_used_s": NOW_S - 10,
+        "idle_since_s": NOW_S - 10 if is_idle else None,
+        "load_s": 1.0,
+    }
+    return observed(planned(served), **{**told, **facts})
 
 
 def busy(served: ServedModel) -> Observed:

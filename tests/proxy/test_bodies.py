@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.bodies import MAX_VALUES, amended, bound_values, decoded, read_body
+from proxy.bodies import MAX_VALUES, amended, bound_values, decoded, read_body, texts_in
 from proxy.errors import BadJson, BodyTooLarge, CallerLeft, TooManyValues
 
 
@@ -136,3 +136,12 @@ def test_a_large_body_is_amended_without_a_copy() -> None:
 
     assert isinstance(first, memoryview)
     assert first.obj is body
+
+
+def test_every_text_is_found_however_deep_but_for_what_a_key_holds() -> None:
+    told = {"a": ["one", 2, {"text": "two", "b": {"c": "three"}}], "text": ["four"]}
+
+    assert sorted(texts_in(told)) == ["four", "one", "three", "two"]
+    assert sorted(texts_in(told, but_for="text")) == ["one", "three"]
+    assert list(texts_in("alone")) == ["alone"]
+    assert list(texts_in(None)) == []
