@@ -26,6 +26,7 @@ from inferenceosd.config_error import ConfigError
 from inferenceosd.control import Control, Parts
 from inferenceosd.descriptors import claim_descriptors, granted
 from inferenceosd.door_lock import DoorLock
+from inferenceosd.front import Front
 from inferenceosd.ground import (
     CannotUseFolder,
     clear_ground,
@@ -54,7 +55,6 @@ from proxy.door import DoorSettings
 from proxy.edge.crowd import Crowd
 from proxy.edge.protocol import Patience
 from proxy.edge.server import serve
-from proxy.exchange import Receive, Scope, Send
 from proxy.telemetry.metrics import Metrics
 from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired, Ground
@@ -147,16 +147,6 @@ def _spare_the_collector() -> None:
     gc.set_threshold(YOUNG_OBJECTS)
 
 
-class _Front:
-    """The public port's application, replaced whole when settings of the door change."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.app(scope, receive, send)
-
-
 class _Daemon:
     """One run: composition, tasks, signals."""
 
@@ -190,12 +180,11 @@ class _Daemon:
             catalogue = Catalogue(
                 dirs=config.model_dirs, rules=config.models, defaults=config.model_defaults
             )
-            await catalogue.scan()
             await self._run_all(records, catalogue, pools)
 
     def _composed(
         self, records: Records, catalogue: Catalogue, pools: UpstreamPools
-    ) -> tuple[Fleet, Control, _Front]:
+    ) -> tuple[Fleet, Control, Front]:
         """The parts that only together make a daemon; nothing runs yet."""
         config = self._config
         probe = HardwareProbe((), config.placement, folders=config.model_dirs)
@@ -214,7 +203,7 @@ class _Daemon:
         def app(config: Config) -> ASGIApp:
             return build_app(fleet, pools, self._door_settings(config), metrics, traces=traces)
 
-        front = _Front(app(config))
+        front = Front(app(config))
 
         def reconfigure(changed: Config) -> None:
             front.app = app(changed)
@@ -240,7 +229,11 @@ class _Daemon:
             ]
             running = tasks.create_task(fleet.run(), name="fleet")
             closing = asyncio.Event()
-            admin = await self._open_doors(tasks, front, control, closing)
+            await self._open_door(tasks, front, control, closing)
+            await found_first(catalogue.scan(), self._stop.wait())
+            front.has_looked.set()
+            fleet.look()
+            admin = await self._open_admin_door(tasks, control, closing)
             log.info("daemon.started", version=__version__, pid=os.getpid(), listen=listen)
             records.journal.record("daemon.started", version=__version__, pid=os.getpid())
             self._manager.tell("READY=1", f"STATUS=listening on {', '.join(listen)}")
@@ -258,40 +251,46 @@ class _Daemon:
             for task in (admin, *background):
                 task.cancel()
 
-    async def _open_doors(
-        self, tasks: asyncio.TaskGroup, front: _Front, control: Control, closing: asyncio.Event
-    ) -> asyncio.Task[None]:
-        """Accept callers; the admin door's task, once both doors do."""
+    async def _open_door(
+        self, tasks: asyncio.TaskGroup, front: Front, control: Control, closing: asyncio.Event
+    ) -> None:
+        """Accept callers."""
 
         def drain_s() -> float:
             # Sooner than the children, so that callers hear of the stop and not of a lost child.
             return max(0.0, control.config.fleet.drain_s - PARTING_S)
 
-        public_open, admin_open = asyncio.Event(), asyncio.Event()
+        opened = asyncio.Event()
         public = serve(
             front,
             self._doors.public,
             stop=closing,
-            started=public_open,
+            started=opened,
             drain_s=drain_s,
             patience=Patience(stall_s=self._config.stall_s),
             crowd=Crowd(granted(self._config.crowd)),
             tls=self._doors.lock.context,
         )
         tasks.create_task(public, name="public door")
+        await opened.wait()
+
+    async def _open_admin_door(
+        self, tasks: asyncio.TaskGroup, control: Control, closing: asyncio.Event
+    ) -> asyncio.Task[None]:
+        """Accept operators; the door's task."""
 
         def stopping_s() -> float:
             # Later than the children: who follows the events hears how each of them ended.
             return control.config.fleet.drain_s + MOST_STOPPING_S
 
-        await public_open.wait()
         with lean_imports():  # late: callers need not wait for what operators ask with
             from proxy.admin.routes import build_admin_app
+        opened = asyncio.Event()
         admin = self._serve_admin(
-            build_admin_app(control), closing, started=admin_open, drain_s=stopping_s
+            build_admin_app(control), closing, started=opened, drain_s=stopping_s
         )
         admin_door = tasks.create_task(admin, name="admin door")
-        await admin_open.wait()
+        await opened.wait()
         return admin_door
 
     async def _serve_admin(
