@@ -103,7 +103,6 @@ def test_a_child_stopped_while_loading_is_replaced_and_serves_who_waited(scene: 
     scene.leaves_nothing()
 
 
-@pytest.mark.timeout(120)
 def test_a_child_stopped_while_ready_is_replaced_and_serves_who_asked(folder: Path) -> None:
     with playing(folder, fleet='hang_timeout = "10s"') as scene:
         scene.into(State.READY)
@@ -183,7 +182,6 @@ def test_a_child_killed_in_mid_answer_costs_its_caller_nothing(scene: Scene) -> 
     scene.leaves_nothing()
 
 
-@pytest.mark.timeout(120)
 def test_a_child_stopped_in_mid_answer_costs_its_caller_nothing(folder: Path) -> None:
     with playing(folder, fleet='hang_timeout = "10s"') as scene:
         scene.order(token_s=0.5)
