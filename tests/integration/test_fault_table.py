@@ -45,7 +45,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def scene(folder: Path) -> Iterator[Scene]:
     """A daemon with two models on the fake engine."""
-    with playing(folder, fleet='load_timeout = "3s"') as scene:
+    with playing(folder, fleet='load_timeout = "6s"') as scene:
         yield scene
 
 
@@ -170,7 +170,7 @@ def test_a_child_out_of_memory_in_mid_answer_costs_its_caller_nothing(scene: Sce
 
 
 def test_a_child_killed_in_mid_answer_costs_its_caller_nothing(scene: Scene) -> None:
-    scene.order(token_s=0.25)
+    scene.order(token_s=0.6)
     caller = scene.call()
     assert caller.began.wait(WITHIN_S)
 
@@ -269,7 +269,7 @@ def test_a_load_goes_on_when_its_caller_leaves(folder: Path) -> None:
 
 @pytest.mark.parametrize("state", [State.READY, State.DRAINING], ids=["ready", "draining"])
 def test_a_caller_who_leaves_in_mid_answer_frees_its_slot(scene: Scene, state: State) -> None:
-    scene.order(token_s=0.25)
+    scene.order(token_s=0.6)
     caller = scene.into(state) or scene.call()
     assert caller.began.wait(10)
 
