@@ -32,7 +32,7 @@ run: $(VENV)/.quickstart
 	@exec $(BIN)/python -m scripts.run
 
 test: $(VENV)/.dev $(VENV)/.quickstart $(NODE_INSTALLED)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -23,6 +23,7 @@ FAKE = (sys.executable, str(Path(__file__).with_name("llama_server.py")))
 """argv of the fake engine."""
 
 START_S = 60.0
+LINE_BYTES = 64 << 20  # of the log: a reader that gives up on one stops its writer for good
 
 
 def model_info(
@@ -260,12 +261,15 @@ class FleetOfOne:
         self.child.process.kill()
 
     async def stop(self) -> None:
-        """Ends the child, and all that watches it."""
-        if self._launch is not None:
-            await self._launch
-        self.unload(self.model.model_id)
-        for reader in tuple(self._readers):
-            await reader
+        """Ends the child, and all that watches it, also where its launch failed: uvloop waits for
+        good for a child that outlives it, and no time limit of a test ends that."""
+        try:
+            if self._launch is not None:
+                await self._launch
+        finally:
+            self.unload(self.model.model_id)
+            for reader in tuple(self._readers):
+                await reader
 
     def log(self, part: str) -> list[str]:
         """The child's log lines that have `part` in them."""
@@ -325,6 +329,7 @@ class FleetOfOne:
             *faults,
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
+            limit=LINE_BYTES,
         )
         child = self.child = Child(process, socket_path)
         ready = asyncio.Event()
@@ -339,11 +344,10 @@ class FleetOfOne:
 async def _read_log(child: Child, ready: asyncio.Event) -> None:
     """Keeps the log; tells when the child is ready, or gone."""
     assert child.process.stderr is not None
-    with suppress(ValueError):  # a line over the limit
-        async for line in child.process.stderr:
-            child.log.append(line.decode(errors="replace"))
-            if b"model loaded" in line:
-                ready.set()
+    async for line in child.process.stderr:
+        child.log.append(line.decode(errors="replace"))
+        if b"model loaded" in line:
+            ready.set()
     await child.process.wait()
     ready.set()
 

@@ -20,7 +20,7 @@ from supervisor.slots import SlotDoor
 from tests.fakes.real_engine import HEAD_BYTES, quickstart_model
 
 START_S = 60.0
-ASK_S = 60.0
+ASK_S = 150.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ async def serving(
             await started.wait()
         url = f"http{'s' if tls else ''}://127.0.0.1:{port}"
         try:
-            async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+            async with httpx.AsyncClient(base_url=url, timeout=150, trust_env=False) as client:
                 yield Served(url, port, client, pools, stop, metrics)
         finally:
             stop.set()

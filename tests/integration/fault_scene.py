@@ -19,7 +19,7 @@ from supervisor.tinymodel import tiny_model
 from tests.fakes.processes import is_gone
 
 FAKE = Path(__file__).parents[1] / "fakes" / "llama_server.py"
-WITHIN_S = 15.0
+WITHIN_S = 30.0
 LOOK_S = 0.01  # cadence of looking
 SAID = "one two three four"
 MODEL, OTHER = "tiny", "other"
@@ -149,7 +149,7 @@ class Scene:
             assert time.monotonic() < give_up_s, self.daemon.log()[-4000:]
             time.sleep(LOOK_S)
 
-    def into(self, state: State, *, load_s: float = 1.0) -> Caller | None:
+    def into(self, state: State, *, load_s: float = 2.0) -> Caller | None:
         """Bring MODEL there; the caller that waits or is being answered, where there is one."""
         match state:
             case State.LOADING:
@@ -161,7 +161,7 @@ class Scene:
                 assert self.says().text == SAID
                 return None
             case State.DRAINING:
-                self.also(token_s=0.25)
+                self.also(token_s=0.6)
                 caller = self.call()
                 assert caller.began.wait(WITHIN_S)
                 self.post("/unload")

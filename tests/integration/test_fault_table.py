@@ -45,7 +45,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def scene(folder: Path) -> Iterator[Scene]:
     """A daemon with two models on the fake engine."""
-    with playing(folder, fleet='load_timeout = "3s"') as scene:
+    with playing(folder, fleet='load_timeout = "6s"') as scene:
         yield scene
 
 
@@ -103,7 +103,6 @@ def test_a_child_stopped_while_loading_is_replaced_and_serves_who_waited(scene: 
     scene.leaves_nothing()
 
 
-@pytest.mark.timeout(120)
 def test_a_child_stopped_while_ready_is_replaced_and_serves_who_asked(folder: Path) -> None:
     with playing(folder, fleet='hang_timeout = "10s"') as scene:
         scene.into(State.READY)
@@ -171,7 +170,7 @@ def test_a_child_out_of_memory_in_mid_answer_costs_its_caller_nothing(scene: Sce
 
 
 def test_a_child_killed_in_mid_answer_costs_its_caller_nothing(scene: Scene) -> None:
-    scene.order(token_s=0.25)
+    scene.order(token_s=0.6)
     caller = scene.call()
     assert caller.began.wait(WITHIN_S)
 
@@ -183,7 +182,6 @@ def test_a_child_killed_in_mid_answer_costs_its_caller_nothing(scene: Scene) -> 
     scene.leaves_nothing()
 
 
-@pytest.mark.timeout(120)
 def test_a_child_stopped_in_mid_answer_costs_its_caller_nothing(folder: Path) -> None:
     with playing(folder, fleet='hang_timeout = "10s"') as scene:
         scene.order(token_s=0.5)
@@ -271,7 +269,7 @@ def test_a_load_goes_on_when_its_caller_leaves(folder: Path) -> None:
 
 @pytest.mark.parametrize("state", [State.READY, State.DRAINING], ids=["ready", "draining"])
 def test_a_caller_who_leaves_in_mid_answer_frees_its_slot(scene: Scene, state: State) -> None:
-    scene.order(token_s=0.25)
+    scene.order(token_s=0.6)
     caller = scene.into(state) or scene.call()
     assert caller.began.wait(10)
 

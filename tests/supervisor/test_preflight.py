@@ -136,14 +136,14 @@ async def test_an_engine_that_fails_costs_its_time_limit_at_most(
 
 
 async def test_without_a_folder_for_its_socket_a_dry_run_fails_and_nothing_else(
-    known: tuple[Path, ModelInfo], short_dir: Path, monkeypatch: pytest.MonkeyPatch
+    known: tuple[Path, ModelInfo], short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, info = known
-    able = pretender(short_dir, "exit 0")
+    able = pretender(short_folder, "exit 0")
     plan = plan_of(path, info, SHAPE, engine=able)
-    monkeypatch.setattr(tempfile, "tempdir", str(short_dir / "full"))
+    monkeypatch.setattr(tempfile, "tempdir", str(short_folder / "full"))
 
-    found = await dry(plan, engine=able, info=info, shape=SHAPE, cwd=short_dir)
+    found = await dry(plan, engine=able, info=info, shape=SHAPE, cwd=short_folder)
 
     assert isinstance(found, PreflightFailed)
     assert "no folder for its socket" in found.reason

@@ -95,10 +95,11 @@ const cases = {
     return refused(() => client.chat.completions.create(asked));
   },
   async leaving() {
-    const stream = await client.chat.completions.create({ ...asked, max_tokens: 900, stream: true });
+    const long = { ...asked, max_tokens: 900, ignore_eos: true };
+    const stream = await client.chat.completions.create({ ...long, stream: true });
     for await (const chunk of stream) if (chunk.choices[0].delta.content) break;
     const short = { timeout: 300 };
-    const slow = () => client.chat.completions.create({ ...asked, max_tokens: 900 }, short);
+    const slow = () => client.chat.completions.create(long, short);
     return { aborted: stream.controller.signal.aborted, timeout: await refused(slow) };
   },
 };

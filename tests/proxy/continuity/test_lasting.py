@@ -172,7 +172,6 @@ async def assert_unbroken(
 
 
 @pytest.mark.llama
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("form", FORMS)
 async def test_a_stream_whose_child_is_killed_is_the_one_that_a_child_alone_writes(
     tmp_path: Path, form: str
@@ -183,7 +182,6 @@ async def test_a_stream_whose_child_is_killed_is_the_one_that_a_child_alone_writ
 
 
 @pytest.mark.llama
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("form", OF_A_TEMPLATE)
 async def test_what_a_template_makes_of_a_stream_is_whole_after_a_kill(
     tmp_path: Path, form: str
@@ -194,7 +192,6 @@ async def test_what_a_template_makes_of_a_stream_is_whole_after_a_kill(
 
 
 @pytest.mark.llama
-@pytest.mark.timeout(120)
 async def test_a_stream_without_a_seed_is_whole_after_a_kill_for_one_is_given_to_it(
     tmp_path: Path,
 ) -> None:
@@ -209,7 +206,6 @@ async def test_a_stream_without_a_seed_is_whole_after_a_kill_for_one_is_given_to
 
 
 @pytest.mark.llama
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "form", ["chat", "text", "completion", "Ollama's chat", "chat, JSON by a schema"]
 )
@@ -229,7 +225,6 @@ async def test_on_other_math_a_stream_goes_on_from_its_text(tmp_path: Path, form
 
 
 @pytest.mark.llama
-@pytest.mark.timeout(120)
 async def test_on_other_math_the_caller_of_a_tool_is_told_why_it_cannot_go_on(
     tmp_path: Path,
 ) -> None:

@@ -136,7 +136,8 @@ async def test_what_stands_around_a_gap_is_cut_only_where_that_is_asked_for(
     tmp_path: Path, told: dict[str, Any], says: str
 ) -> None:
     asked = {**GREEDY, "prompt": "", "input_prefix": "a", "input_suffix": "b", **told}
-    async with engine(tmp_path, more=("--override-kv", FILLS, "-b", "512")) as (fleet, at):
+    flags = ("--override-kv", FILLS, "-b", "512", "--repack")
+    async with engine(tmp_path, more=flags) as (fleet, at):
         refused = await at.client.post("/infill", json=asked)
         cut = await at.client.post("/infill", json={**asked, "truncate": True})
         direct = await straight(fleet, "/infill", asked)
