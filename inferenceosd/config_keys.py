@@ -94,7 +94,7 @@ MODELS_CONTEXT = Key(
     or_auto(CONTEXT),
     None,
     "Tokens that one request may use, prompt and reply together.",
-    "the largest of a short ladder that fits, at most what the model was trained for",
+    "the largest of a short ladder that fits and costs little speed, at most what was trained for",
 )
 MODELS_CONTEXT_POLICY = Key(
     "models.context_policy",

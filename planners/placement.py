@@ -1,12 +1,12 @@
 """Where a model goes: engine, devices, layers, context and batch, out of what is free.
 
-The fastest placement, by planners.speed, that gives what was asked. Where it does not fit,
-concessions in this order: the prompt cache (it takes what is left), a smaller ubatch, whole windows
-(`swa_full`), the automatic context size by size, an automatic KV type (f16, q8_0), experts to the
-host, layers to the host, the processor alone. An automatic number of slots is one: there is none to
-concede. What the operator fixed is never lowered: there is a Shortfall then. Placement makes room
-for the upper bound of every estimate; what fits by the estimate alone is placed in doubt where a
-dry run can tell.
+The fastest placement, by planners.speed, that gives what was asked. Where it does not fit, or what
+nobody asked for would slow it down much, concessions in this order: the prompt cache (it takes what
+is left), a smaller ubatch, whole windows (`swa_full`), the automatic context size by size, an
+automatic KV type (f16, q8_0), experts to the host, layers to the host, the processor alone. An
+automatic number of slots is one: there is none to concede. What the operator fixed is never
+lowered: there is a Shortfall then. Placement makes room for the upper bound of every estimate; what
+fits by the estimate alone is placed in doubt where a dry run can tell.
 
 Whoever plans imports this module as it does so: with the graphs it is a tenth of an idle daemon's
 memory and of its start, and a daemon that loads no model needs none of it.

@@ -58,8 +58,8 @@ USUAL_BARRIERS_S = 200e-6
 KERNELS_S = 30e-6  # a layer's launches: a dozen of some microseconds each [choice]
 # A ubatch launches its kernels one by one, where a decode replays a recorded graph, and fills no
 # device with them. An RTX 4090 read prompts of a 1B Q4_0 model in ubatches of 32, 128 and 512 at
-# 11.9, 26.5 and 49.4 thousand tokens/s (llama.cpp pull request 20586): 2.5 ms a ubatch beside the
-# arithmetic, over some 22 layers.
+# 11.9, 26.5 and 49.4 thousand tokens/s (llama.cpp pull request 20586): some 2 ms a ubatch beside
+# the arithmetic, over 22 layers (TinyLlama) or 16 (Llama 3.2), which it does not tell.
 UBATCH_KERNELS_S = 100e-6
 HOP_S = 50e-6  # one graph split: a copy of the activations and a wait [choice]
 REMOTE_HOP_S = 1e-3  # out and back on a local network [choice]

@@ -39,7 +39,7 @@ def explained(
         *asked.notes,
         *room.notes,
         *_spared(info, shape, room=room, rates=rates),
-        _context(info, asked, shape),
+        _context(info, asked, shape, room=room),
         *_cache_type(info, asked, shape),
         *_layers(shape, n_all=info.n_layer + 1, room=room, predicted=predicted),
         *_experts_on_host(info, shape, rates=rates, speed=speed),
@@ -100,6 +100,11 @@ def _holds_a_layer(info: ModelInfo, shape: LaunchShape, budget: Budget) -> bool:
     return spare >= min((layer.weight_bytes for layer in info.layers), default=0)
 
 
+def _has_one_to_spare(info: ModelInfo, shape: LaunchShape, room: Budgets) -> bool:
+    used = {device_id for device_id, _ in shape.split}
+    return any(_holds_a_layer(info, shape, b) for b in room.devices if b.device_id not in used)
+
+
 def _cache_type(info: ModelInfo, asked: Asked, shape: LaunchShape) -> Iterator[Reason]:
     k, v = asked.types[0]
     if (shape.type_k, shape.type_v) == (k, v):
@@ -112,7 +117,7 @@ def _cache_type(info: ModelInfo, asked: Asked, shape: LaunchShape) -> Iterator[R
     yield Reason(ReasonKind.CACHE_TYPE, text)
 
 
-def _context(info: ModelInfo, asked: Asked, shape: LaunchShape) -> Reason:
+def _context(info: ModelInfo, asked: Asked, shape: LaunchShape, *, room: Budgets) -> Reason:
     context, slots = shape.n_ctx_seq, shape.n_parallel
     many = f"{slots} slots of {context} tokens" if slots > 1 else f"one slot of {context} tokens"
     most = asked.unheld or asked.contexts[0]
@@ -124,7 +129,7 @@ def _context(info: ModelInfo, asked: Asked, shape: LaunchShape) -> Reason:
     elif context >= most:
         why = "the most that is given unasked"
     else:
-        why = _why_no_more_context(info, asked, shape, most=most)
+        why = _why_no_more_context(info, asked, shape, room=room, most=most)
         price = Price(Unit.CONTEXT, had=context, would_be=most)
     return Reason(ReasonKind.CONTEXT, f"{many}, {_kept(info, shape)}: {why}", price=price)
 
@@ -140,11 +145,15 @@ def _kept(info: ModelInfo, shape: LaunchShape) -> str:
     return " and ".join(told) or "no KV cache"
 
 
-def _why_no_more_context(info: ModelInfo, asked: Asked, shape: LaunchShape, *, most: int) -> str:
+def _why_no_more_context(
+    info: ModelInfo, asked: Asked, shape: LaunchShape, *, room: Budgets, most: int
+) -> str:
     """What keeps an automatic context below `most`."""
     if asked.unheld is not None and shape.n_ctx_seq >= asked.contexts[0]:
         return f"{most} would push out other models"
     is_whole = shape.n_gpu_layers > info.n_layer
+    if is_whole and not shape.n_cpu_moe and _has_one_to_spare(info, shape, room):
+        return f"{most} would push layers onto slower devices"
     if is_whole and not shape.n_cpu_moe:
         return f"{most} would find no room beside the layers"
     bound = CONTEXT_WORTH_LAYERS if shape.split and not is_whole else CONTEXT_ON_HOST
@@ -186,9 +195,8 @@ def _layers_on_host(
     on_host = n_all - shape.n_gpu_layers
     if not on_host:
         return
-    used = {device_id for device_id, _ in shape.split}
     why, price = "no device can be used", None
-    if any(_holds_a_layer(info, shape, b) for b in room.devices if b.device_id not in used):
+    if _has_one_to_spare(info, shape, room):
         why = "no device with room would be faster"
     elif room.devices:
         why = "no room is left on a device"

@@ -12,6 +12,9 @@ from planners.layout.layer_split import Layout, Splitter
 from planners.model import LayerKind, ModelInfo
 from planners.rates import Rates
 
+# A larger automatic context, or windows kept whole, may slow a launch down by a fifth, not more.
+WORTH_MUCH = 1.25
+
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
@@ -82,15 +85,45 @@ class _Tries:
         return self.shapes.asked
 
     def whole(self) -> Iterator[LaunchShape]:
-        """All layers on devices, and of each the same with fewer where that is faster."""
-        splitter = self.splitter
-        for types in self.asked.types if splitter.holds_weights else ():
+        """All layers on devices, and of each the same with fewer where that is faster.
+
+        Those that are dear last: a modest context and nothing whole would be much faster.
+        """
+        for types in self.asked.types if self.splitter.holds_weights else ():
+            dear: list[Layout] = []
+            modest_ps: int | None = None
             for context in self.asked.contexts:
-                shapes = self.shapes.of(context, types, devices=splitter.devices)
+                shapes = self.shapes.of(context, types, devices=self.splitter.devices)
                 for shape in self._with_room(shapes):
-                    if (full := self._laid_out(Splitter.full, shape)) is not None:
-                        rival = None if splitter.is_host_slower else splitter.partial(shape)
-                        yield from _faster_first(full, rival)
+                    if (full := self._laid_out(Splitter.full, shape)) is None:
+                        continue
+                    if self._is_uneven(full):
+                        modest_ps = modest_ps or self._modest_ps(types) or full.cost_ps
+                    if modest_ps is not None and full.cost_ps > modest_ps * WORTH_MUCH:
+                        dear.append(full)
+                    else:
+                        yield from self._with_rival(full)
+            for full in dear:
+                yield from self._with_rival(full)
+
+    def _with_rival(self, full: Layout) -> Iterable[LaunchShape]:
+        splitter = self.splitter
+        rival = None if splitter.is_host_slower else splitter.partial(replace(full.shape, split=()))
+        return _faster_first(full, rival)
+
+    def _is_uneven(self, full: Layout) -> bool:
+        """Whether it uses devices of which some are much slower."""
+        rates = [self.shapes.rates[device_id] for device_id, _ in full.shape.split]
+        speeds = [rate.bytes_per_s for rate in rates]
+        return max(speeds) > min(speeds) * WORTH_MUCH
+
+    def _modest_ps(self, types: tuple[str, str]) -> int | None:
+        """The cost of the least context that is no concession yet, its windows not kept whole."""
+        context = self.asked.contexts_up_to(CONTEXT_WORTH_LAYERS)[0]
+        shapes = self.shapes.of(context, types, devices=self.splitter.devices)
+        shape = next(shape for shape in shapes if not shape.swa_full)
+        layout = self._laid_out(Splitter.full, shape)
+        return None if layout is None else layout.cost_ps
 
     def with_experts_on_host(self) -> Iterator[LaunchShape]:
         """All layers on devices, without as many of the first ones' experts as it takes."""

@@ -187,6 +187,30 @@ def test_an_automatic_context_is_the_largest_that_costs_no_layer(gib: float, con
     assert (plan.context, plan.n_gpu_layers) == (context, 33)
 
 
+def test_an_automatic_context_pushes_no_layer_onto_a_much_slower_device() -> None:
+    fast = replace(nvidia(0, 8), bandwidth_bytes_per_s=1000e9)
+    slow, like = (replace(nvidia(1, 24), bandwidth_bytes_per_s=at) for at in (200e9, 900e9))
+
+    plan = planned(machine(fast, slow))
+
+    assert (on(plan), plan.context) == ([("CUDA0", 33)], 16384)
+    (why,) = (reason for reason in plan.reasons if reason.kind is ReasonKind.CONTEXT)
+    assert why.text.endswith(": 32768 would push layers onto slower devices")
+    assert planned(machine(fast, like)).context == 32768
+    fixed = planned(machine(fast, slow), served(context=32768))
+    assert (fixed.context, len(fixed.devices)) == (32768, 2)
+
+
+def test_windows_are_not_kept_whole_at_the_price_of_a_much_slower_device() -> None:
+    fast = replace(nvidia(0, 6), bandwidth_bytes_per_s=1000e9)
+    slow = replace(nvidia(1, 24), bandwidth_bytes_per_s=200e9)
+    windowed = model_info(kinds=(LayerKind.SWA,) * 7 + (LayerKind.FULL,))
+
+    plan = planned(machine(fast, slow), served(windowed))
+
+    assert (on(plan), plan.swa_full) == ([("CUDA0", 33)], False)
+
+
 def test_an_automatic_context_is_no_more_than_was_trained_for() -> None:
     assert planned(machine(CARD), served(model_info(n_ctx_train=8192))).context == 8192
 

@@ -88,6 +88,24 @@ def test_an_8b_model_is_predicted_as_fast_as_others_measured_it() -> None:
         assert 0.67 < told.decode_tokens_per_s / decode < 1.5, (name, told)
 
 
+def test_short_batches_of_a_small_model_are_predicted_as_slow_as_others_measured_them() -> None:
+    """Prompts of Llama 3.2 1B in 4 bits on an RTX 4090, within a fifth: see rates.py."""
+    card = replace(
+        nvidia(0, 24), name="NVIDIA GeForce RTX 4090", bandwidth_bytes_per_s=1008e9,
+        compute_flops=101.7e12,
+    )  # fmt: skip
+    info = replace(
+        model_info(n_layer=16, layer_bytes=33 * MIB),
+        n_params=1_235_814_400, n_embd=2048, input_bytes=0, output_bytes=141 * MIB,
+    )  # fmt: skip
+    known = rates(machine(card), n_threads=4)
+
+    for n_ubatch, measured in ((32, 11_900), (128, 26_500), (512, 49_400)):
+        shape = LaunchShape(4096, 1, n_ubatch, n_ubatch, split=((card.device_id, 17),))
+        told = speed(info, shape, rates=known).prompt_tokens_per_s
+        assert 0.8 < told / measured < 1.2, (n_ubatch, told)
+
+
 def test_an_integrated_gpu_reads_as_fast_as_its_host_and_computes_faster() -> None:
     known = rates(machine(INTEGRATED, LLVMPIPE), n_threads=8)
 
