@@ -17,11 +17,11 @@ ARCHITECTURES = (
     "qwen35moe", "bert", "nomic-bert",
 )  # fmt: skip
 """Kinds of model; "mixtral" is llama with experts."""
-OTHERS = (*DENSE, *MIXTURES, "lfm2moe")
+OTHERS = (*DENSE, *MIXTURES, "lfm2moe", "nemotron_h_moe")
 """Kinds that the measured tables lack."""
 _DEEP = 27  # layers of the one deepseek2 that loads without a compressed query
 _TYPES = {name: number for number, kind in TENSOR_TYPES.items() for name in (kind.name,)}
-_TIED = ("command-r", "gemma", "gemma2", "gemma3")
+_TIED = ("command-r", "cohere2", "gemma", "gemma2", "gemma3")
 _UNTIED = (
     "internlm2",
     "stablelm",
@@ -157,10 +157,11 @@ def _mixtral(rng: Random, n_embd: int, n_layer: int) -> Numbers:
     return told
 
 
-_WINDOWED = ("olmo2", "exaone4")
+_WINDOWED = ("olmo2", "exaone4", "cohere2")
 _NARROW = (
-    "exaone", "starcoder2", "stablelm", "command-r", "minicpm", "internlm2", "qwen2vl", "phi3",
-    "olmo2", "exaone4", "qwen2moe", "olmoe", "ernie4_5-moe", "granite", "granitemoe", "deepseek",
+    "exaone", "starcoder2", "stablelm", "command-r", "cohere2", "minicpm", "internlm2", "qwen2vl",
+    "phi3", "olmo2", "exaone4", "qwen2moe", "olmoe", "ernie4_5-moe", "granite", "granitemoe",
+    "deepseek",
 )  # fmt: skip
 """Kinds whose loaders know no heads but those that make up the model's width."""
 
@@ -171,11 +172,11 @@ def _other(kind: str) -> Callable[[Random, int, int], Numbers]:
     def numbers(rng: Random, n_embd: int, n_layer: int) -> Numbers:
         heads = _plain if kind in _NARROW else _dense
         told = heads(rng, n_embd, n_layer)
-        if kind in _WINDOWED and rng.random() < 0.5:
+        if kind in _WINDOWED and (kind == "cohere2" or rng.random() < 0.5):
             told["attention.sliding_window"] = rng.choice((64, 128, 500, 1024))
         if kind.startswith("granite"):
             told |= {f"{name}_scale": 3.0 for name in ("embedding", "residual", "logit")}
-        if kind in ("command-r", "starcoder2", "stablelm"):
+        if kind in ("command-r", "cohere2", "starcoder2", "stablelm"):
             told |= {"attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.5}
         if kind in ("qwen2vl", "qwen3vl", "qwen3vlmoe"):
             told = _sections(told)
@@ -197,6 +198,8 @@ def _mixture(rng: Random, n_embd: int, kind: str) -> Numbers:
         told["expert_gating_func"] = rng.choice((1, 2))
     if kind in ("qwen2moe", "granitemoe", "hunyuan-moe", "ernie4_5-moe"):
         told["expert_shared_feed_forward_length"] = 32 * rng.randint(1, 6)
+    if kind == "llama4":
+        told["interleave_moe_layer_step"] = 1
     if kind == "ernie4_5-moe":
         told |= {"leading_dense_block_count": 1, "interleave_moe_layer_step": 1}
     return told
@@ -280,6 +283,14 @@ def _nemotron_h(rng: Random, n_embd: int, n_layer: int) -> Numbers:
     }
 
 
+def _nemotron_moe(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    told = _nemotron_h(rng, n_embd, n_layer) | _moe(rng, n_embd)
+    return told | {
+        "expert_shared_feed_forward_length": 32 * rng.randint(1, 6), "expert_shared_count": 1,
+        "expert_weights_norm": rng.random() < 0.5, "expert_weights_scale": 2.5,
+    }  # fmt: skip
+
+
 def _lfm2(rng: Random, n_embd: int, n_layer: int) -> Numbers:
     told = _attending(rng, _plain(rng, n_embd, n_layer), n_layer)
     return told | {"shortconv.l_cache": rng.choice((3, 3, 4))}
@@ -343,7 +354,7 @@ _KINDS: dict[str, Callable[[Random, int, int], Numbers]] = {
     "jamba": _jamba, "granitehybrid": _granite_hybrid, "nemotron_h": _nemotron_h, "lfm2": _lfm2,
     "qwen3next": _qwen3next, "qwen35": _qwen35, "qwen35moe": _qwen35moe,
     **dict.fromkeys(BERTS, _encoder), **{kind: _other(kind) for kind in (*DENSE, *MIXTURES)},
-    "lfm2moe": _lfm2_moe,
+    "lfm2moe": _lfm2_moe, "nemotron_h_moe": _nemotron_moe,
 }  # fmt: skip
 
 

@@ -27,6 +27,7 @@ _SWA_PERIOD = {
     "olmo2": 4, "plamo3": 8, "afmoe": 4, "smallthinker": 4,
 }  # fmt: skip
 _EXAONE_LAYERS = 64
+_LLAMA4_CHUNK = 8192
 _ROPE_PERIOD = 4
 _SWA_FROM_SECOND = frozenset({"smallthinker"})  # the first of each period sees all
 
@@ -174,10 +175,11 @@ def _layer(
 
 
 def _has_rope(facts: Facts, i: int, kind: LayerKind, kinds: tuple[LayerKind, ...]) -> bool:
-    """Not every layer knows positions: smollm3 skips every fourth, exaone4 those without window."""
-    if facts.architecture == "smollm3":
+    """Not every layer knows positions: some skip every fourth, others those without a window."""
+    is_windowed = LayerKind.SWA in kinds
+    if facts.architecture == "smollm3" or (facts.architecture == "llama4" and is_windowed):
         return (i + 1) % _ROPE_PERIOD != 0
-    is_windowed = facts.architecture == "exaone4" and LayerKind.SWA in kinds
+    is_windowed = is_windowed and facts.architecture in ("exaone4", "cohere2")
     return not is_windowed or kind is LayerKind.SWA
 
 
@@ -250,6 +252,8 @@ def sliding_window(facts: Facts) -> int:
     if facts.architecture == "exaone4" and facts.integer("block_count") != _EXAONE_LAYERS:
         return 0  # its loader knows the window of the 32B alone
     window = facts.integer("attention.sliding_window")
+    if facts.architecture == "llama4":
+        return 0 if window == 0 else _LLAMA4_CHUNK  # whatever else the file says
     return window if window else facts.integer("attention.chunk_size") or 0
 
 

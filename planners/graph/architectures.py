@@ -27,10 +27,11 @@ from planners.model import LayerKind, ModelInfo
 
 DELTA_NETS = ("qwen3next", "qwen35", "qwen35moe")
 _GRANITES = ("granitehybrid", "granite", "granitemoe")
-_LATE_OUTPUTS = (*DELTA_NETS, "gpt-oss", "nemotron_h")
+_NEMOTRONS = ("nemotron_h", "nemotron_h_moe")
+_LATE_OUTPUTS = (*DELTA_NETS, "gpt-oss", *_NEMOTRONS)
 _GEMMAS = ("gemma", "gemma2", "gemma3")
 _SCALED_Q = (*_GEMMAS, "phi3")
-_NO_ROPE = ("jamba", "nemotron_h")
+_NO_ROPE = ("jamba", *_NEMOTRONS)
 _ROPE_FIRST = ("hunyuan-dense", "hunyuan-moe")  # their heads are normalised after it
 _WHOLE_NORMS = (
     "olmo2",
@@ -39,14 +40,22 @@ _WHOLE_NORMS = (
 )  # Q and K are normalised whole, before they are heads
 _UNPINNED_NORMS = (*_GEMMAS, "olmo2", "exaone4")  # the last of a layer, named without it
 _SKIP_FIRST = ("jamba", "lfm2", "lfm2moe", "phi3")  # what is added to what
-_RAW_WEIGHTS = ("jamba", "qwen2moe", "olmoe", "deepseek")  # of experts, not made to sum up to 1
+_RAW_WEIGHTS = (
+    "llama4",
+    "jamba",
+    "qwen2moe",
+    "olmoe",
+    "deepseek",
+)  # of experts, not made to sum up to 1
 _FOUR_POSITIONS = ("qwen35", "qwen35moe", "qwen2vl", "qwen3vl", "qwen3vlmoe")
 _DENSE = ("llama", "mistral3", "qwen2", "qwen2vl", "qwen3", "smollm3", "seed_oss", "granite",
           "ernie4_5", "gemma", "glm4", "phi3", "olmo2", "exaone4", "hunyuan-dense", "exaone",
-          "internlm2", "minicpm", "arcee", "qwen3vl", "command-r", "starcoder2",
+          "internlm2", "minicpm", "arcee", "qwen3vl", "command-r", "cohere2",
+          "starcoder2",
           "stablelm")  # fmt: skip
 _MIXTURES = ("qwen2moe", "qwen3moe", "gpt-oss", "granitemoe", "ernie4_5-moe", "glm4moe", "olmoe",
-             "dots1", "deepseek", "hunyuan-moe", "lfm2moe", "minimax-m2", "qwen3vlmoe")  # fmt: skip
+             "dots1", "deepseek", "hunyuan-moe", "lfm2moe", "minimax-m2", "qwen3vlmoe", "llama4",
+             "nemotron_h_moe")  # fmt: skip
 _SIGMOID = 2  # llama.h, LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID
 _BERTS = ("bert", "nomic-bert")
 KNOWN = frozenset({
@@ -73,6 +82,8 @@ def _draw_decoder(build: Builder, layers: Sequence[Placed], *, output: int, host
     ids = recurrent.state_ids(build) if LayerKind.RECURRENT in kinds else None
     pos_width = 4 if arch in _FOUR_POSITIONS else 1
     positions = build.ids(build.n * pos_width)
+    if arch == "llama4":
+        build.attention_scales = leaf_input(1, 1, build.n)
     for kind in (LayerKind.FULL, LayerKind.SWA):
         if kind in kinds:
             build.cache(kind)
@@ -154,8 +165,10 @@ def _layer(
         x = _recurrent(build, at, x, ids)
     elif at.layer.n_head_kv and at.layer.weight("attn_output.weight") is not None:
         x = _attention(build, at, x, positions)
-    elif arch == "nemotron_h":
-        return like("add", build.ffn(at, x), skip)
+    elif arch in _NEMOTRONS:
+        is_mixed = at.layer.weight("ffn_gate_inp.weight") is not None
+        x = _with_shared(build, at, x, _routed(build, at, x)) if is_mixed else build.ffn(at, x)
+        return like("add", x, skip)
     if out_ids is not None:
         x, skip = get_rows(x, out_ids), get_rows(skip, out_ids)
     if _is_parallel(at):
@@ -166,7 +179,7 @@ def _layer(
     if arch in _GRANITES:
         x = build.scaled(x, "residual_scale")
     x = like("add", skip, x) if arch in _SKIP_FIRST and arch != "phi3" else like("add", x, skip)
-    if arch in ("mamba", "mamba2", "nemotron_h"):
+    if arch in ("mamba", "mamba2", *_NEMOTRONS):
         return x
     return _feed_forward(build, at, x)
 
@@ -210,8 +223,9 @@ def _feed_forward(build: Builder, at: Placed, skip: Node) -> Node:
 def _routed(build: Builder, at: Placed, x: Node) -> Node:
     arch = build.model.architecture
     told = build.number("expert_gating_func") or (_SIGMOID if arch == "glm4moe" else 0)
+    told = _SIGMOID if arch in ("llama4", "nemotron_h_moe") else told
     gating = "sigmoid" if told == _SIGMOID else "softmax"
-    if arch in ("deepseek2", "glm4moe", "dots1"):
+    if arch in ("deepseek2", "glm4moe", "dots1", "nemotron_h_moe"):
         return moe(build, at, x, gating=gating, norm=bool(build.number("expert_weights_norm")))
     return moe(build, at, x, gating=gating, norm=arch not in _RAW_WEIGHTS)
 
@@ -282,8 +296,19 @@ def _roped(build: Builder, at: Placed, x: Node, positions: Node, *, part: str = 
     is_normed = at.layer.weight(f"{name}.weight") is not None and arch not in _WHOLE_NORMS
     if is_normed and arch not in _ROPE_FIRST:
         x = build.norm(at, name, x)
+    if arch == "llama4":
+        return _turned_or_scaled(at, x, positions, part=part, scales=build.attention_scales)
     x = like("rope", x, positions) if at.layer.has_rope else x
     return build.norm(at, name, x) if is_normed and arch in _ROPE_FIRST else x
+
+
+def _turned_or_scaled(
+    at: Placed, x: Node, positions: Node, *, part: str, scales: Node | None
+) -> Node:
+    """llama4's Q and K: turned and normalised, or Q scaled by how far the position is."""
+    if at.layer.has_rope:
+        return like("rms_norm", like("rope", x, positions))
+    return like("mul", x, needed(scales, "scales")) if part == "q" else x
 
 
 def _gated_attention(build: Builder, at: Placed, x: Node, positions: Node) -> Node:

@@ -73,6 +73,8 @@ class Builder:
     caches: dict[LayerKind, Cache] = field(default_factory=dict)
     is_fused: bool = True
     """Whether delta nets are one operation; not where a device computes for a layer of the host."""
+    attention_scales: Node | None = None
+    """An input of llama4's."""
     _named: dict[int, dict[str, WeightInfo]] = field(default_factory=dict)
     """Weights by name, of each layer met; many are one object."""
 

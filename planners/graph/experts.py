@@ -28,7 +28,8 @@ def moe(build: Builder, at: Placed, x: Node, *, gating: str = "softmax", norm: b
     logits = build.biased(at, "ffn_gate_inp", build.linear(at, "ffn_gate_inp", x))
     late = gating == "late_softmax"
     probs = logits if late else like("soft_max" if gating == "softmax" else "unary", logits)
-    selection = probs
+    is_early = build.model.architecture == "llama4"
+    selection = logits if is_early else probs
     if (bias := build.weight(at, "exp_probs_b.bias")) is not None:
         selection = like("add", probs, bias)
     if (groups := int(build.number("expert_group_count"))) > 1:
@@ -44,7 +45,10 @@ def moe(build: Builder, at: Placed, x: Node, *, gating: str = "softmax", norm: b
         weights = reshape(like("div", weights, total), 1, used, n)
     weights = build.scaled(weights, "expert_weights_scale")
     build.expand(weights)
-    return _mixed(build, at, reshape(x, width, 1, n), ids, weights)
+    x = reshape(x, width, 1, n)
+    if is_early:  # what goes in is weighted, not what comes out
+        x = like("mul", Node("repeat", full(width, used, n), src=(x,)), weights)
+    return _mixed(build, at, x, ids, weights, is_weighted=is_early)
 
 
 def _of_best_groups(build: Builder, selection: Node, groups: int) -> Node:
@@ -65,7 +69,9 @@ def _of_best_groups(build: Builder, selection: Node, groups: int) -> Node:
     return reshape(masked, selection.ne[0], n)
 
 
-def _mixed(build: Builder, at: Placed, x: Node, ids: Node, weights: Node) -> Node:
+def _mixed(
+    build: Builder, at: Placed, x: Node, ids: Node, weights: Node, *, is_weighted: bool
+) -> Node:
     def through(name: str, y: Node) -> Node:
         y = mul_mat_id(needed(build.weight(at, f"{name}.weight"), name), y, ids)
         bias = build.weight(at, f"{name}.bias")
@@ -85,7 +91,9 @@ def _mixed(build: Builder, at: Placed, x: Node, ids: Node, weights: Node) -> Nod
             y = like("sqr", like("unary", up))
         else:
             y = like("unary", up)
-    experts = like("mul", through("ffn_down_exps", y), weights)
+    experts = through("ffn_down_exps", y)
+    if not is_weighted:
+        experts = like("mul", experts, weights)
     build.expand(experts)
     steps = (experts.nb[0], experts.nb[2], experts.nb[2], experts.nb[2])
     parts = [view(experts, experts.ne[0], n, nb=steps) for _ in range(used)]

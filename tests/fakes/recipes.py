@@ -15,9 +15,10 @@ Named = Iterator[tuple[str, Shape]]
 BERTS = ("bert", "nomic-bert")
 DENSE = ("mistral3", "smollm3", "qwen2vl", "seed_oss", "granite", "ernie4_5", "gemma", "glm4",
          "phi3", "olmo2", "exaone4", "hunyuan-dense", "exaone", "internlm2", "minicpm",
-         "arcee", "qwen3vl", "command-r", "starcoder2", "stablelm")  # fmt: skip
+         "arcee", "qwen3vl", "command-r", "starcoder2", "stablelm",
+         "cohere2")  # fmt: skip
 MIXTURES = ("qwen2moe", "granitemoe", "ernie4_5-moe", "glm4moe", "olmoe", "dots1", "deepseek",
-            "hunyuan-moe", "minimax-m2", "qwen3vlmoe")  # fmt: skip
+            "hunyuan-moe", "minimax-m2", "qwen3vlmoe", "llama4")  # fmt: skip
 _BIASED = ("qwen2", "qwen2vl", "qwen2moe", "seed_oss", "glm4moe")
 _FULLY_BIASED = ("starcoder2",)
 _LAYER_NORMED = ("starcoder2", "stablelm")
@@ -37,6 +38,7 @@ _WHOLE_NORMS = ("olmo2", "olmoe", "minimax-m2")
 _POST_NORMS = ("gemma2", "gemma3", "glm4", "olmo2", "exaone4")
 _NO_PRE_NORMS = ("olmo2", "exaone4")
 _SCORED = (
+    "nemotron_h_moe",
     "minimax-m2",
     "ernie4_5-moe",
     "glm4moe",
@@ -185,7 +187,7 @@ def _llama(facts: Facts, i: int) -> Named:
     if arch not in _NO_PRE_NORMS:
         yield from _norms(facts, "attn_norm")
         late = arch in ("seed_oss", "glm4moe")
-        if arch != "command-r":
+        if arch not in ("command-r", "cohere2"):
             yield from _norms(facts, "post_attention_norm" if late else "ffn_norm")
         if arch in _LAYER_NORMED:
             yield "attn_norm.bias", (facts.n_embd,)
@@ -214,6 +216,8 @@ def _mixture(facts: Facts, width: int) -> Named:
     if facts.architecture in _SCORED:
         yield "exp_probs_b.bias", (facts.get("expert_count"),)
     shared = facts.get("expert_shared_feed_forward_length")
+    if facts.architecture == "llama4":
+        shared = width
     if shared := shared or width * facts.get("expert_shared_count"):
         yield from _ffn(facts, shared, suffix="_shexp")
     if facts.architecture == "qwen2moe":
@@ -318,7 +322,12 @@ def _granite_hybrid(facts: Facts, i: int) -> Named:
 
 def _nemotron_h(facts: Facts, i: int) -> Named:
     yield from _norms(facts, "attn_norm")
-    if width := facts.at("feed_forward_length", i):
+    width = facts.at("feed_forward_length", i)
+    if width and facts.architecture == "nemotron_h_moe":
+        for name, shape in _mixture(facts, facts.get("expert_feed_forward_length")):
+            if "gate_exps" not in name and "gate_shexp" not in name:
+                yield name, shape
+    elif width:
         yield from _ffn(facts, width, gate=False)
     elif facts.at("attention.head_count_kv", i):
         yield from _attention(facts, i)
@@ -419,7 +428,7 @@ _BLOCKS: dict[str, Callable[[Facts, int], Named]] = {
     "mamba2": _mamba2,
     "jamba": _jamba,
     "granitehybrid": _granite_hybrid,
-    "nemotron_h": _nemotron_h,
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _nemotron_h),
     **dict.fromkeys(("lfm2", "lfm2moe"), _lfm2),
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _delta_net),
     **dict.fromkeys(BERTS, _bert),

@@ -63,6 +63,10 @@ def found(arch: str, n_layer: int, **keys: Value) -> tuple[LayerInfo, ...]:
             [S, S, S, F],
             id="32B",
         ),
+        pytest.param("llama4", 5, {}, [S, S, S, F, S], id="llama4 has its window always"),
+        pytest.param(
+            "llama4", 2, {"attention__sliding_window": 0}, [F, F], id="or is told of none"
+        ),
         pytest.param("glm4moe", 3, {"nextn_predict_layers": 1}, [F, F, N], id="nextn"),
     ],
 )
@@ -81,6 +85,9 @@ def test_the_kind_of_each_layer(
         ("smollm3", {}, [True, True, True, False]),
         ("exaone4", {"attention__sliding_window": 9, "block_count": 64}, [True] * 3 + [False]),
         ("exaone4", {"block_count": 4}, [True] * 4),
+        ("cohere2", {"attention__sliding_window": 9}, [True] * 3 + [False]),
+        ("llama4", {}, [True, True, True, False]),
+        ("llama4", {"attention__sliding_window": 0}, [True] * 4),
     ],
 )
 def test_some_layers_know_no_positions(
