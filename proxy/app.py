@@ -1,6 +1,6 @@
 """The public port's ASGI application: who is let in, which route answers, errors as replies.
 
-Raw ASGI, since every token goes through here. Each request ends in one log line, without prompts.
+Raw ASGI, since every request goes through here, and each ends in one log line, without prompts.
 """
 
 import asyncio
@@ -128,6 +128,7 @@ def build_app(
 class _App:
     def __init__(self, door: Door, traces: Traces | None) -> None:
         self._door, self._traces = door, traces
+        self._log = log.bind()  # once: a logger is made anew for each line elsewhere
         self._access = Access(
             origins=door.settings.origins,
             checks_host=door.settings.listen_is_loopback,
@@ -151,7 +152,7 @@ class _App:
             error = "stopping"
             await _part(exchange)  # not raised again: uvicorn logs what ends its task as a bug
         finally:
-            _log_served(exchange, error)
+            self._log_served(exchange, error)
             self._door.metrics.served(exchange, error)
             if trace is not None:
                 trace.end(exchange, error)
@@ -190,6 +191,29 @@ class _App:
             said = errors.internal_error(exchange.request_id)
         await exchange.fail(said)
         return said.code or said.kind
+
+    def _log_served(self, exchange: Exchange, error: str | None) -> None:
+        lease, usage = exchange.lease, exchange.usage
+        self._log.info(
+            "request.served",
+            method=exchange.method,
+            path=exchange.path,
+            status=exchange.status or CALLER_LEFT_STATUS,
+            caller=exchange.caller,
+            address=exchange.address,
+            error=error,
+            model_id=exchange.model,
+            instance_id=lease.instance_id if lease is not None else None,
+            slot=lease.slot if lease is not None else None,
+            load_s=round(lease.load_s, 3) if lease is not None else None,
+            first_byte_s=round(exchange.first_byte_s, 4)
+            if exchange.first_byte_s is not None
+            else None,
+            total_s=round(monotonic() - exchange.started_s, 4),
+            sent_bytes=exchange.sent_bytes,
+            prompt_tokens=usage.prompt_tokens if usage is not None else None,
+            decode_tokens=usage.decode_tokens if usage is not None else None,
+        )
 
 
 async def _route(door: Door, exchange: Exchange) -> None:
@@ -244,25 +268,3 @@ def _dialect(path: str) -> Dialect:
 def _own_addresses() -> list[str]:
     nics = psutil.net_if_addrs().values()
     return [address.address.partition("%")[0] for nic in nics for address in nic]
-
-
-def _log_served(exchange: Exchange, error: str | None) -> None:
-    lease, usage = exchange.lease, exchange.usage
-    log.info(
-        "request.served",
-        method=exchange.method,
-        path=exchange.path,
-        status=exchange.status or CALLER_LEFT_STATUS,
-        caller=exchange.caller,
-        address=exchange.address,
-        error=error,
-        model_id=exchange.model,
-        instance_id=lease.instance_id if lease is not None else None,
-        slot=lease.slot if lease is not None else None,
-        load_s=round(lease.load_s, 3) if lease is not None else None,
-        first_byte_s=round(exchange.first_byte_s, 4) if exchange.first_byte_s is not None else None,
-        total_s=round(monotonic() - exchange.started_s, 4),
-        sent_bytes=exchange.sent_bytes,
-        prompt_tokens=usage.prompt_tokens if usage is not None else None,
-        decode_tokens=usage.decode_tokens if usage is not None else None,
-    )

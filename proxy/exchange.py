@@ -53,9 +53,8 @@ class Attended:
         self._has_left = False
 
     async def __aenter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task, self._n_cancelling = task, task.cancelling()
+        self._task = self._exchange.to_caller.task
+        self._n_cancelling = self._task.cancelling()
         self._exchange.to_caller.listen(self._cut)
         if self._pulse is not None and self._pulse.every_s > 0:
             self._exchange.pulse = self._pulse

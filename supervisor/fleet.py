@@ -252,8 +252,8 @@ class Fleet:
         """What an exchange under `lease` did."""
         if instance := self._instances.get(lease.instance_id):
             instance.served(usage)
-            if self._book.running(instance.instance_id) == 1:
-                self._learn(instance.observe(), usage)
+            if lease.plan is not None and self._book.running(instance.instance_id) == 1:
+                self._learn(lease.plan, usage)
 
     async def load(
         self, model_id: ModelId, *, keep_alive_s: float | None = None, context: int | None = None
@@ -302,12 +302,12 @@ class Fleet:
         """The machine as last read; None before the first reading."""
         return self._machine.last
 
-    def _learn(self, seen: Observed, usage: Usage) -> None:
+    def _learn(self, plan: LaunchPlan, usage: Usage) -> None:
         """Take a request that had its child to itself into the rates of the devices."""
-        served, hardware = self._catalogue.models.get(seen.model_id), self._machine.last
+        served, hardware = self._catalogue.models.get(plan.model_id), self._machine.last
         if hardware is None or served is None:
             return
-        self._history.served(usage, hardware=hardware, model=served.info, plan=seen.plan)
+        self._history.served(usage, hardware=hardware, model=served.info, plan=plan)
 
     # The loop's own.
 

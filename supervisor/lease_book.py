@@ -285,9 +285,14 @@ class LeaseBook:
         return len(self._lines.get(model_id, ()))
 
     @property
-    def has_waiters(self) -> bool:
-        """True while anybody waits for any model."""
-        return bool(self._lines)
+    def has_unserved(self) -> bool:
+        """True while anybody waits for more than a slot of a child that is there."""
+        return any(self.lacks(model_id) for model_id in self._lines)
+
+    def lacks(self, model_id: ModelId) -> bool:
+        """Whether somebody in the model's line waits for a child, or for another one."""
+        desk, line = self._serving.get(model_id), self._lines.get(model_id, ())
+        return any(desk is None or not desk.serves(waiter) for waiter in line)
 
     def retry_after_s(self, model_id: ModelId) -> float:
         """When who finds no place may try again, by how long slots were held of late."""

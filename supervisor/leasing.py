@@ -131,7 +131,7 @@ class Leasing:
     def give_back(self, lease: Lease) -> None:
         """Frees the slot for whoever is next."""
         self._book.give_back(lease, now_s=monotonic())
-        if self._book.has_waiters or self._ends_soon(lease):
+        if self._book.has_unserved or self._ends_soon(lease):
             self._look()  # else the loop's own cadence is soon enough
 
     async def _granted(self, model_id: ModelId, wish: _Leased) -> Lease:
@@ -156,7 +156,8 @@ class Leasing:
             is_exact=is_exact,
             takes_slot=takes_slot,
         )
-        self._look()
+        if self._book.lacks(model_id):
+            self._look()  # else a slot comes free by itself
         granted = False
         try:
             async with asyncio.timeout(settings.wait_s):

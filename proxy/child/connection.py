@@ -55,6 +55,7 @@ class Connection(asyncio.Protocol):
         "_got_bytes",
         "_head_bytes",
         "_head_done",
+        "_loop",
         "_on_lost",
         "_on_made",
         "_parser",
@@ -92,6 +93,7 @@ class Connection(asyncio.Protocol):
         self.heard_bytes = 0
         """Of all replies so far, without the comments that a stuck child still sends."""
         self._on_made, self._on_lost = on_made, on_lost
+        self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._paused = False
@@ -207,7 +209,7 @@ class Connection(asyncio.Protocol):
             ) from exc
 
     async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = self._loop.create_future()
         try:
             await self._waiter
         finally:
@@ -275,7 +277,7 @@ class Connection(asyncio.Protocol):
         self._on_lost(self)
 
     def pause_writing(self) -> None:
-        self._writable = asyncio.get_running_loop().create_future()
+        self._writable = self._loop.create_future()
 
     def resume_writing(self) -> None:
         if self._writable is not None and not self._writable.done():

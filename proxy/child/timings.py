@@ -42,14 +42,19 @@ class _Timed(msgspec.Struct):
     timings: Timings | None = None
 
 
+_NAME = b'"timings":'
 _TIMED = msgspec.json.Decoder(_Timed)
 
 
 def usage_in(tail: bytes) -> Usage | None:
     """What the last event with timings in the end of a stream says; None where none does."""
-    for event in reversed(tail.split(b"\n\n")):
-        if b'"timings":' in event and (start := event.find(b"data: ")) >= 0:
-            return usage_of(event[start + 6 :])
+    end = len(tail)
+    while (at := tail.rfind(_NAME, 0, end)) >= 0:
+        before, after = tail.rfind(b"\n\n", 0, at), tail.find(b"\n\n", at)
+        end = before + 2 if before >= 0 else 0
+        start = tail.find(b"data: ", end, at)
+        if start >= 0:
+            return usage_of(tail[start + 6 : after if after >= 0 else len(tail)])
     return None
 
 

@@ -16,8 +16,6 @@ from proxy.errors import UpstreamBroken, UpstreamGone, UpstreamStalled
 IDLE_S = 4.0  # llama-server closes idle connections after 5 s (Keep-Alive: timeout=5)
 CONNECT_S = 5.0  # a Unix socket connects at once unless the backlog of a hung child is full
 
-Headers = tuple[tuple[bytes, bytes], ...]
-
 
 class _Pool:
     """The connections to one child."""
@@ -154,7 +152,7 @@ class UpstreamResponse:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.status = connection.status
-        self.headers: Headers = tuple(connection.headers)
+        self.headers: Sequence[tuple[bytes, bytes]] = connection.headers
 
     @property
     def socket_path(self) -> str:
@@ -163,7 +161,10 @@ class UpstreamResponse:
 
     def header(self, name: bytes) -> bytes:
         """The first value of a header, by its lower-case name; empty where there is none."""
-        return next((value for key, value in self.headers if key == name), b"")
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return b""
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it comes, what has arrived joined. Raises UpstreamGone, UpstreamBroken."""

@@ -26,6 +26,9 @@ _LAST_CHUNK = b"0\r\n\r\n"
 class Cycle(RequestResponseCycle):
     """A request being answered; uvicorn's, whose `run_asgi` runs the application."""
 
+    task: asyncio.Task[None]
+    """In which it is answered."""
+
     def __init__(
         self,
         scope: HTTPScope,

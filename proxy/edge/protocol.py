@@ -260,16 +260,14 @@ class DoorProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         assert isinstance(cycle, Cycle)
         self._answering = cycle
-        task = self.loop.create_task(self._answered(cycle, app))
-        self.tasks.add(task)
+        cycle.task = self.loop.create_task(self._answered(cycle, app))
+        self.tasks.add(cycle.task)
 
     async def _answered(self, cycle: Cycle, app: ASGI3Application) -> None:
         try:
             await cycle.run_asgi(app)
         finally:
-            task = asyncio.current_task(self.loop)
-            assert task is not None
-            self.tasks.discard(task)
+            self.tasks.discard(cycle.task)
 
     # What these are made of.
 

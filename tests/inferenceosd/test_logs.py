@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
 
@@ -169,6 +170,22 @@ async def test_lines_of_one_moment_are_written_together_and_in_order() -> None:
 
     assert [line.get("status") for line in written(stream)] == [200, 404, None]
     assert all(str(line["timestamp"]).endswith("Z") for line in written(stream))
+
+
+async def test_a_line_tells_the_time_at_which_it_was_told() -> None:
+    stream = StringIO()
+    configure_logging("json", "info", stream=stream)
+    log = structlog.get_logger("x").bind()
+
+    before = datetime.now(UTC)
+    log.info("request.served")
+    after = datetime.now(UTC)
+    await asyncio.sleep(2 * SOON_S)  # it is put into words later
+    log.warning("disk.full")
+
+    told = datetime.fromisoformat(str(written(stream)[0]["timestamp"]))
+    assert before <= told + timedelta(microseconds=1)
+    assert told <= after
 
 
 async def test_a_line_is_written_soon_though_none_follows() -> None:

@@ -57,16 +57,29 @@ async def test_a_slot_is_taken_without_a_wait_only_where_nobody_waits_for_it(
 
     lease = book.take(M, now_s=1.0)
     assert lease is not None
-    assert (lease.slot, lease.load_s, book.has_waiters) == (0, 0.0, False)
+    assert (lease.slot, lease.load_s, book.has_unserved) == (0, 0.0, False)
     assert book.take(M, now_s=1.0, context=8192) is None
 
     larger = book.ask(M, caller="a", now_s=1.0, context=8192)
-    assert book.has_waiters
+    assert book.has_unserved
     assert book.take(M, now_s=1.0) is None  # its turn comes after theirs
 
     book.leave(larger, now_s=2.0)
-    assert not book.has_waiters
+    assert not book.has_unserved
     assert book.take(M, now_s=2.0) is not None
+
+
+async def test_who_waits_for_a_slot_of_an_open_child_lacks_none(book: LeaseBook) -> None:
+    nobody = book.ask(M, caller="a", now_s=0.0)
+    assert book.lacks(M)
+
+    book.open(opening(n_slots=1), now_s=1.0)
+    assert nobody.granted.done()
+    book.ask(M, caller="b", now_s=1.0)
+    assert not book.has_unserved
+
+    book.shut(I1)
+    assert book.has_unserved
 
 
 async def test_a_stopping_daemon_gives_no_slot_away(book: LeaseBook) -> None:
