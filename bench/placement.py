@@ -1,8 +1,8 @@
 """The last table of `make bench-planner`: how long placement thinks, on made-up machines.
 
-By the CPU it takes, which is all that planning does, so that a busy machine tells the same. Its last
-part is made to take long: as many layers as a file may have, no two alike, and far more devices
-than one launch can use.
+By the CPU it takes, which is all that planning does, so that a busy machine tells the same. Its
+last part is made to take long: as many layers as a file may have, no two alike, and far more
+devices than one launch can use.
 """
 
 from collections.abc import Callable
