@@ -269,7 +269,7 @@ def test_a_load_goes_on_when_its_caller_leaves(folder: Path) -> None:
 
 @pytest.mark.parametrize("state", [State.READY, State.DRAINING], ids=["ready", "draining"])
 def test_a_caller_who_leaves_in_mid_answer_frees_its_slot(scene: Scene, state: State) -> None:
-    scene.order(token_s=0.6)
+    scene.order(token_s=3.0)  # it would go on for longer than is waited below
     caller = scene.into(state) or scene.call()
     assert caller.began.wait(10)
 
