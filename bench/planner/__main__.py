@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 
 from bench.planner.live import Live, handful
-from bench.planner.rows import Left, Row, read_rows
+from bench.planner.rows import ODD, Left, Row, read_rows
 from bench.planner.scores import Error, errors, report
 from planners.dry_runs import PreflightFailed
 from planners.graph.reservation import forget
@@ -53,11 +53,14 @@ def over_table(path: Path) -> str:
     for row in rows:
         forget()
         before = time.perf_counter()
-        found += errors(row)
+        try:
+            found += list(errors(row))
+        except ODD as exc:
+            left.append(Left(row.name, f"odd row: {type(exc).__name__}: {exc}"))
         times.append(time.perf_counter() - before)
     spent_s = time.perf_counter() - started
     return "\n".join((
-        f"closed form, {path.name}: {len(rows)} of {len(read)} rows",
+        f"closed form, {path.name}: {len(read) - len(left)} of {len(read)} rows",
         *(f"  left out: {row.name}: {row.reason}" for row in left),
         report(found),
         _timing(times, spent_s),

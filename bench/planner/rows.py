@@ -7,7 +7,8 @@ from typing import Any
 
 from bench.planner.flags import Asked, NotModelled, asked, launch_shape
 from planners.buffers import TILES
-from planners.ggml.header import GgufArray, GgufHeader, Scalar, Tensor
+from planners.errors import PlanError
+from planners.ggml.header import GgufArray, GgufError, GgufHeader, Scalar, Tensor
 from planners.ggml.layers import is_expert
 from planners.ggml.types import TENSOR_TYPES
 from planners.gguf import model_info
@@ -16,6 +17,12 @@ from planners.kv_cache import LaunchShape
 from planners.model import ModelInfo
 from tests.fakes.recipes import KNOWN, Facts, is_f32, n_elements, tensors
 
+ODD = (
+    KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError, MemoryError,
+    GgufError, PlanError,
+)  # fmt: skip
+"""What a row from elsewhere may end in, wherever it is odd."""
+_NUMBERS = {kind.name: number for number, kind in TENSOR_TYPES.items()}
 NOT_SERVED = ("t5",)  # llama-server b10434 loads it and aborts at the first decode
 _TYPES = (
     "q8_0", "q4_0", "f16", "q4_1", "mxfp4", "q6_k", "q5_k", "q4_k", "q3_k", "f32", "bf16", "q5_0",
@@ -81,14 +88,16 @@ def read_rows(lines: Iterable[str]) -> Iterator[Row | Left]:
 def _row(at: str, row: Any, shapes: Mapping[str, Any]) -> Row | Left:
     if not isinstance(row, dict):
         return Left(at, "no JSON object")
-    name = f"{row.get('id', at)} {row.get('model', '?')} {' '.join(map(str, row.get('flags', ())))}"
+    flags = row.get("flags")
+    words = map(str, flags) if isinstance(flags, list) else (str(flags),)
+    name = " ".join((str(row.get("id", at)), str(row.get("model", "?")), *words))
     if not row.get("ok", True):
         return Left(name, f"did not load: {row.get('error')}")
     try:
         return _judgeable(name, row, shapes)
     except NotModelled as exc:
         return Left(name, f"not modelled: {exc}")
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as exc:
+    except ODD as exc:
         return Left(name, f"odd row: {type(exc).__name__}: {exc}")
 
 
@@ -203,8 +212,8 @@ def _tensors(told: Mapping[str, Any]) -> list[Tensor]:
 
 
 def _tensor(name: str, shape: tuple[int, ...], type_name: str) -> Tensor:
-    number, kind = next(found for found in TENSOR_TYPES.items() if found[1].name == type_name)
-    return Tensor(name, shape, number, kind.row_bytes(n_elements(shape)))
+    number = _NUMBERS[type_name]
+    return Tensor(name, shape, number, TENSOR_TYPES[number].row_bytes(n_elements(shape)))
 
 
 def _typed(named: list[tuple[str, tuple[int, ...]]], total: int) -> list[Tensor]:

@@ -20,6 +20,7 @@ ARCHITECTURES = (
 OTHERS = (*DENSE, *MIXTURES, "lfm2moe", "nemotron_h_moe")
 """Kinds that the measured tables lack."""
 _DEEP = 27  # layers of the one deepseek2 that loads without a compressed query
+_MANY_LAYERS = (19, 26, 40, 61)  # of so many, some stand for all
 _TYPES = {name: number for number, kind in TENSOR_TYPES.items() for name in (kind.name,)}
 _TIED = ("command-r", "cohere2", "gemma", "gemma2", "gemma3")
 _UNTIED = (
@@ -56,7 +57,8 @@ def _whole(told: Numbers, key: str) -> int:
 def random_model(rng: Random, kind: str, *, name: str) -> TinyModel:
     """A model of one kind; its weights are small enough to load in a moment."""
     n_embd = 64 * rng.choice((1, 2, 3, 4, 5, 6, 7, 8, 10, 12))
-    n_layer = rng.choice((1, 2, 3, 4, 5, 6, 7, 9, 12, 14))
+    n_layer = rng.choice((1, 2, 3, 4, 5, 6, 7, 9, 12, 14, *_MANY_LAYERS))
+    n_embd = min(n_embd, 192) if n_layer in _MANY_LAYERS else n_embd
     architecture = "llama" if kind == "mixtral" else kind
     rms: Numbers = {"attention.layer_norm_rms_epsilon": 1e-5}
     numbers = rms | _KINDS[kind](rng, n_embd, n_layer)

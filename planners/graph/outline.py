@@ -30,13 +30,15 @@ def outline(
     *,
     devices: Sequence[DeviceId],
     limits: Mapping[DeviceId, int],
+    most_whole: int = MOST_DRAWN_WHOLE,
 ) -> Outline:
     """The layers worth drawing: all of a small model, else each turn of kinds a few times.
 
     `layers`: equal where the layers are. `owners` names the output layer's device last.
+    `most_whole`: of up to so many layers, all are drawn.
     """
     kinds = [(layer, names) for layer, names in zip(layers, left, strict=False)]
-    drawn = _turns(kinds, owners) if len(layers) > MOST_DRAWN_WHOLE else range(len(layers))
+    drawn = _turns(kinds, owners) if len(layers) > most_whole else range(len(layers))
     segments = {
         device: tuple(hash(kinds[i]) for i in drawn if owners[i] == device) for device in devices
     }

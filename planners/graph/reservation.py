@@ -14,7 +14,7 @@ from planners.fallback import can_scan, host_weights, is_remote
 from planners.graph.allocation import most_bytes, reserved_bytes
 from planners.graph.architectures import DELTA_NETS, KNOWN, draw
 from planners.graph.blocks import Builder, Placed
-from planners.graph.outline import outline
+from planners.graph.outline import MOST_DRAWN_WHOLE, outline
 from planners.graph.reorder import reordered
 from planners.graph.schedule import Backends, ordered, split
 from planners.graph.tensors import Node, Undrawn
@@ -88,7 +88,10 @@ def _drawn(
     *left, output_left = host_weights(model, shape, owners)
     all_devices = [device for device, _ in shape.split]
     limits = dict(shape.binding_limits)
-    part = outline(firsts, left, owners, devices=all_devices, limits=limits)
+    # Where kinds of layers take turns, what is free lies scattered, and no few stand for all.
+    is_mixed = _has_turns(known) and not all(map(is_remote, all_devices))
+    most_whole = MOST_DRAWN if is_mixed else MOST_DRAWN_WHOLE
+    part = outline(firsts, left, owners, devices=all_devices, limits=limits, most_whole=most_whole)
     if len(part.layers) > MOST_DRAWN:
         raise Undrawn(f"{len(part.layers)} layers differ")
     devices = [device for device in all_devices if device in part.stand_in.values()]
@@ -232,6 +235,11 @@ def _has_all_tensors(known: _Known) -> bool:
 
 
 @lru_cache(maxsize=_MODELS)
+def _has_turns(known: _Known) -> bool:
+    return len({layer.kind for layer in known.model.layers}) > 1
+
+
+@lru_cache(maxsize=_MODELS)
 def _firsts(known: _Known) -> tuple[int, ...]:
     """For each layer the first one that equals it."""
     first: dict[LayerInfo, int] = {}
@@ -318,3 +326,4 @@ def forget() -> None:
     _reserved.cache_clear()
     _firsts.cache_clear()
     _has_all_tensors.cache_clear()
+    _has_turns.cache_clear()

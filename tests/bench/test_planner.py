@@ -82,6 +82,9 @@ def test_a_table_of_nonsense_is_told_and_never_raised(tmp_path: Path) -> None:
         json.dumps({**good, "gguf": {**good["gguf"], "layer_bytes": "many"}}),
         json.dumps({**good, "ok": False, "error": "out of memory"}),
         json.dumps({**good, "flags": ["-md", "gone.gguf"]}),
+        json.dumps({**good, "flags": 5}),
+        json.dumps({**good, "gguf": {**good["gguf"], "types": ["q9_z"]}}),
+        json.dumps({**good, "gguf": {**good["gguf"], "file_bytes": None, "kv": {}}}),
     ]
     table.write_text("\n".join([*bad, LINES[0]]))
 

@@ -40,6 +40,24 @@ def test_every_known_architecture_is_drawn(name: str) -> None:
     assert found[HOST] > 1 << 18
 
 
+@pytest.mark.parametrize(
+    ("name", "numbers", "n_on_device"),
+    [("hybrid-2", {"attention.head_count_kv": [0, 0, 0, 2] * 10}, 33), ("delta", {}, 28)],
+)
+def test_of_layers_that_take_turns_all_are_drawn(
+    name: str, numbers: dict[str, Number], n_on_device: int
+) -> None:
+    # Of 40 layers a few once stood for all, and a device's buffer came out a tenth off.
+    deep = replace(MODELS[name], n_layer=40, numbers={**MODELS[name].numbers, **numbers})
+    info = info_of(deep)
+    shape = replace(SHAPE, split=((GPU, n_on_device),), flash_attn=False)
+    unlike = [replace(layer, weight_bytes=i) for i, layer in enumerate(info.layers)]
+
+    found = reserved(info, shape)
+
+    assert found == reserved(replace(info, layers=tuple(unlike), digest="unlike"), shape)
+
+
 @pytest.mark.parametrize("without", ["attn_k.weight", "ffn_down", "token_embd.weight"])
 def test_a_file_that_lacks_a_tensor_is_estimated_and_never_fails(without: str) -> None:
     info = info_of(MODELS["dense"], without=without)
