@@ -163,6 +163,7 @@ def plan(
 
     Memory by device with what is free and what is left, the layers' places, predicted speed, the
     flags, each concession, each device left alone and why, and what one more GiB would bring.
+    Models that nobody uses are reckoned to be stopped for one, as a launch would, and named.
 
     MODEL is a name, or the path of a GGUF file, as ./x and /x always are; files are planned here,
     without the daemon.

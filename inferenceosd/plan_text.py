@@ -23,9 +23,10 @@ def plan_text(report: PlanReport) -> str:
         more = _listed("one more GiB", report.one_more_gib)
         return _sections(_origin(report.origin), said, more)
     plan = report.plan
+    stops = f"stops {', '.join(report.stops)}, which nobody uses" if report.stops else ""
     return _sections(
         _origin(report.origin),
-        _head(plan),
+        "\n".join(filter(None, (_head(plan), stops))),
         _places(report.places),
         report.layers,
         _numbers(plan),

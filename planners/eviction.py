@@ -4,8 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from planners.hardware import DeviceId
+from planners.hardware import DeviceId, HardwareProfile
 from planners.plan import InstanceId, Shortfall
+from planners.taken import taken
+from planners.view import Observed
 
 MOST_EXACT = 12  # 4096 sets take 10 ms; above it greedy is near enough
 
@@ -21,6 +23,18 @@ class Candidate:
     """What bringing it back costs its next caller."""
     last_used_s: float
     """Monotonic."""
+
+
+def candidate(hardware: HardwareProfile, seen: Observed) -> Candidate:
+    """An instance as what may be stopped."""
+    ours = taken(hardware, (seen,))
+    return Candidate(
+        instance_id=seen.instance_id,
+        # As it is counted, so is it freed: what was measured leaves out the process itself.
+        frees=ours.promised + ours.held,
+        reload_s=seen.load_s or 0.0,
+        last_used_s=seen.last_used_s,
+    )
 
 
 def victims(candidates: Sequence[Candidate], shortfall: Shortfall) -> tuple[InstanceId, ...]:

@@ -1,16 +1,20 @@
 """A plan with what explains it: its machine, its engine, and what more memory would bring. Pure."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from planners.backends import Engine
 from planners.dry_runs import NO_DRY_RUNS, DryRuns
+from planners.eviction import candidate, victims
 from planners.groups import Group, conflict
 from planners.hardware import HOST, Device, DeviceId, HardwareProfile
+from planners.layout.budget import freed
 from planners.lessons import NOTHING_LEARNED, Learned
 from planners.model import ModelId, ServedModel
-from planners.plan import LaunchPlan, Shortfall
+from planners.plan import InstanceId, LaunchPlan, Shortfall
 from planners.settings import PlacementRules
 from planners.sizes import GIB
 from planners.speed import NOTICED, format_rate
@@ -20,6 +24,7 @@ from planners.view import Observed
 if TYPE_CHECKING:
     from planners.layout.measures import Measures
 
+_NOTHING: Mapping[DeviceId, int] = MappingProxyType({})
 MOST_TRIED = 5  # devices: each takes a plan of its own
 
 
@@ -36,6 +41,8 @@ class Outlook:
     """What one more GiB would bring, a sentence per place where it brings something."""
     apart: tuple[str, ...] = ()
     """Of models planned at once: a sentence per earlier one that never runs beside it."""
+    stops: tuple[ModelId, ...] = ()
+    """Models that nobody uses and that would be stopped for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +58,16 @@ class Surroundings:
     dry_runs: DryRuns = NO_DRY_RUNS
     contexts: Mapping[ModelId, int] = field(default_factory=dict)
     """Tokens that callers of a model once asked for, where the policy keeps to it."""
+    others: tuple[Observed, ...] = ()
+    """Running instances, whose bytes are counted in `promised` and `held`."""
+    idle: frozenset[InstanceId] = frozenset()
+    """Those of them that a launch may stop."""
 
     def beside(self, others: Iterable[Observed], hardware: HardwareProfile) -> "Surroundings":
         """The same with what running instances have of the machine."""
-        theirs = taken(hardware, others)
-        return replace(self, promised=theirs.promised, held=theirs.held)
+        there = tuple(others)
+        theirs = taken(hardware, there)
+        return replace(self, promised=theirs.promised, held=theirs.held, others=there)
 
 
 def asking(served: ServedModel, *, context: int | None, parallel: int | None) -> ServedModel:
@@ -73,9 +85,28 @@ def outlook(served: ServedModel, hardware: HardwareProfile, around: Surroundings
     from planners.layout.measures import Measures  # late: see planners.placement
 
     measures = Measures(served.info, served.draft)
+    stopped = _stopped(served, hardware, around, measures)
+    if stopped:
+        hardware = freed(hardware, taken(hardware, stopped).held)
+        around = around.beside((o for o in around.others if o not in stopped), hardware)
     answer = _planned(served, hardware, around, measures)
     more = tuple(_one_more_gib(served, hardware, around, measures, answer))
-    return _outlook(served, answer, hardware, around, one_more_gib=more)
+    told = _outlook(served, answer, hardware, around, one_more_gib=more)
+    return replace(told, stops=tuple(seen.model_id for seen in stopped))
+
+
+def _stopped(
+    served: ServedModel, hardware: HardwareProfile, around: Surroundings, measures: "Measures"
+) -> tuple[Observed, ...]:
+    """The instances that a launch would stop first; () where it needs none, or none would do."""
+    idle = [seen for seen in around.others if seen.instance_id in around.idle]
+    candidates = [candidate(hardware, seen) for seen in idle]
+    could_free = Counter[DeviceId]()
+    for each in candidates:
+        could_free.update(each.frees)
+    answer = _planned(served, hardware, around, measures, could_free=could_free)
+    chosen = victims(candidates, answer) if isinstance(answer, Shortfall) else ()
+    return tuple(seen for seen in idle if seen.instance_id in chosen)
 
 
 def outlooks(
@@ -131,7 +162,12 @@ def _outlook(
 
 
 def _planned(
-    served: ServedModel, hardware: HardwareProfile, around: Surroundings, measures: "Measures"
+    served: ServedModel,
+    hardware: HardwareProfile,
+    around: Surroundings,
+    measures: "Measures",
+    *,
+    could_free: Mapping[DeviceId, int] = _NOTHING,
 ) -> LaunchPlan | Shortfall:
     from planners.placement import plan_launch  # late: see planners.placement
 
@@ -143,6 +179,7 @@ def _planned(
             rules=around.rules,
             promised=around.promised,
             held=around.held,
+            could_free=could_free,
             learned=around.learned,
             measures=measures,
             dry_runs=around.dry_runs,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from planners.actions import Refuse, Stop, Yield
 from planners.durations import format_duration
 from planners.errors import blamed_on
-from planners.eviction import Candidate, victims
+from planners.eviction import candidate, victims
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.layout.budget import budgets, freed
 from planners.model import ServedModel
@@ -85,7 +85,7 @@ def freeable(view: View, *, now_s: float) -> Counter[DeviceId]:
     """Bytes that instances nobody uses would give back, by device."""
     given: Counter[DeviceId] = Counter()
     for seen in evictable(view, now_s=now_s, lingering=True):
-        given.update(_candidate(view, seen).frees)
+        given.update(candidate(view.hardware, seen).frees)
     return given
 
 
@@ -137,7 +137,7 @@ def make_room(
 ) -> Departures:
     """The evictions that close a shortfall; () where none would."""
     idle = evictable(view, now_s=now_s, lingering=lingering)
-    chosen = victims([_candidate(view, seen) for seen in idle], shortfall)
+    chosen = victims([candidate(view.hardware, seen) for seen in idle], shortfall)
     reason = f"to make room for {served.model_id}: {shortfall.reason}"
     return tuple(Stop(instance_id, reason, served.model_id) for instance_id in chosen)
 
@@ -147,7 +147,7 @@ def make_turn(view: View, served: ServedModel, shortfall: Shortfall, *, now_s: f
     idle = evictable(view, now_s=now_s)
     busy = {seen.instance_id for seen in yielding(view, served, now_s=now_s)}
     candidates = [seen for seen in view.instances if seen in idle or seen.instance_id in busy]
-    chosen = victims([_candidate(view, seen) for seen in candidates], shortfall)
+    chosen = victims([candidate(view.hardware, seen) for seen in candidates], shortfall)
     waited = format_duration(patience_s(view, served.model_id, now_s=now_s))
     reason = f"its turn is over: {served.model_id} was waited for {waited}, {shortfall.reason}"
     return tuple((Yield if i in busy else Stop)(i, reason, served.model_id) for i in chosen)
@@ -156,7 +156,7 @@ def make_turn(view: View, served: ServedModel, shortfall: Shortfall, *, now_s: f
 def claim_of(view: View, shortfall: Shortfall) -> Waiting:
     """A place before others where room is made; none for who would find none without them."""
     others = [i for i in view.instances if not (i.state.is_down or is_pinned(view, i))]
-    if not victims([_candidate(view, seen) for seen in others], shortfall):
+    if not victims([candidate(view.hardware, seen) for seen in others], shortfall):
         return Waiting()
     return Waiting(frozenset(shortfall.missing_bytes), is_next=True)
 
@@ -169,14 +169,3 @@ def _unfit(view: View, served: ServedModel) -> Shortfall | None:
     kept = taken(view.hardware, pinned)
     plan = planned(room, served, ours=kept, could_free={}, context=0)
     return plan if isinstance(plan, Shortfall) else None
-
-
-def _candidate(view: View, seen: Observed) -> Candidate:
-    ours = taken(view.hardware, (seen,))
-    return Candidate(
-        instance_id=seen.instance_id,
-        # As it is counted, so is it freed: what was measured leaves out the process itself.
-        frees=ours.promised + ours.held,
-        reload_s=seen.load_s or 0.0,
-        last_used_s=seen.last_used_s,
-    )

@@ -6,11 +6,13 @@ Beside what runs, what was learned here, and the contexts that callers made mode
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from planners.hardware import HardwareProfile
+from planners.layout.budget import freed
 from planners.model import ModelId, ServedModel
 from planners.other_machine import engines_there
 from planners.outlook import Outlook, Surroundings
+from planners.taken import taken
 from planners.twins import Shared
-from planners.view import Observed
+from planners.view import InstanceState, Observed
 from supervisor.desired import Desired
 from supervisor.launch_history import LaunchHistory
 from supervisor.planner import Planner
@@ -39,7 +41,7 @@ class Prospects:
     async def outlook(
         self, served: ServedModel, *, elsewhere: HardwareProfile | None = None
     ) -> Outlook:
-        """How the model would be launched beside what runs now, on fresh numbers.
+        """How the model would be launched now, on fresh numbers, idle ones stopped where need be.
 
         A context that its settings in the catalogue do not have is meant: no caller's adds to it.
         With `elsewhere`: alone on that machine. Raises HostUnread, PlanTookTooLong, Stopping.
@@ -66,7 +68,10 @@ class Prospects:
             return elsewhere, Surroundings(engines_there(elsewhere, here=here), rules, {}, {})
         profile = await self._profile()
         asked = {served.model_id for served in models}
-        others = [seen for seen in self._running() if seen.model_id not in asked]
+        running = tuple(self._running())
+        others = [seen for seen in running if seen.model_id not in asked]
+        own = taken(profile, (seen for seen in running if seen.model_id in asked))
+        profile = freed(profile, own.held)  # a launch anew would have it back
         around = Surroundings(
             here,
             rules,
@@ -75,8 +80,16 @@ class Prospects:
             learned=self._history.learned,
             dry_runs=self._preflights.dry_runs,
             contexts=dict(self._kept_contexts(models)),
+            idle=frozenset(seen.instance_id for seen in others if self._is_idle(seen)),
         )
         return profile, around.beside(others, profile)
+
+    def _is_idle(self, seen: Observed) -> bool:
+        """Whether nobody uses the instance, and nobody pinned it."""
+        offered = self._processes().models.get(seen.model_id)
+        is_pinned = offered is not None and offered.settings.pin
+        is_unused = seen.idle_since_s is not None and not seen.waiting
+        return seen.state is InstanceState.READY and is_unused and not is_pinned
 
     def _kept_contexts(self, models: Sequence[ServedModel]) -> Iterable[tuple[ModelId, int]]:
         """What callers once asked for, of those models that are planned as they are offered."""

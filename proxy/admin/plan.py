@@ -72,6 +72,8 @@ class PlanReport:
     """What one more GiB would bring, a sentence per place where it brings something."""
     origin: str | None = None
     """Of a recorded machine: where its profile is from ("synthetic: …"); None of this one."""
+    stops: tuple[str, ...] = ()
+    """Models that nobody uses and that would be stopped for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,7 @@ def plan_report(outlook: Outlook, *, origin: str | None = None) -> PlanReport:
                 unused=tuple(_unused(plan, outlook.hardware)),
                 one_more_gib=outlook.one_more_gib,
                 origin=origin,
+                stops=tuple(map(str, outlook.stops)),
             )
         case Shortfall() as lack:
             missing = {str(device): n for device, n in lack.missing_bytes.items()}

@@ -7,6 +7,7 @@ import msgspec
 
 from inferenceosd.plan_text import plan_text, plans_text
 from planners.hardware import DeviceId
+from planners.model import ModelId
 from planners.sizes import GIB
 from proxy.admin.plan import PlanReport, ShortfallReport, plan_report, plans_report
 from tests.fakes.admin_service import ENGINE, GPU, HARDWARE, OUTLOOK, PLAN, SHORTFALL
@@ -100,6 +101,14 @@ def test_a_shortfall_says_what_is_missing_where_and_what_would_help() -> None:
     )
     bare = PlanReport(None, ShortfallReport("qwen", {}, "no llama-server runs here"))
     assert plan_text(bare) == "qwen does not fit: no llama-server runs here"
+
+
+def test_what_would_be_stopped_for_a_plan_is_named() -> None:
+    report = plan_report(replace(OUTLOOK, stops=(ModelId("gemma"), ModelId("phi"))))
+
+    assert "29 layers on devices\nstops gemma, phi, which nobody uses\n\nDEVICE" in plan_text(
+        report
+    )
 
 
 def test_a_plan_for_a_recorded_machine_says_what_its_profile_is() -> None:

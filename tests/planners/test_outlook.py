@@ -4,9 +4,11 @@ from dataclasses import replace
 from planners.ggml.layers import MAX_LAYERS
 from planners.hardware import Device, DeviceId, DeviceKind, HardwareProfile, Host
 from planners.lessons import Learned
+from planners.model import ModelId
 from planners.outlook import MOST_TRIED, Outlook, Surroundings, outlook
-from planners.plan import LaunchPlan, Shortfall
+from planners.plan import InstanceId, LaunchPlan, Shortfall
 from planners.sizes import GIB, MIB
+from tests.fakes.instances import observed
 from tests.fakes.machines import (
     CUDA,
     INTEGRATED,
@@ -32,6 +34,33 @@ def test_a_plan_comes_with_its_engine_and_its_machine() -> None:
     assert isinstance(found.answer, LaunchPlan)
     assert found.engine == CUDA
     assert found.hardware == machine(nvidia(0, 24.0))
+
+
+def test_an_idle_model_is_stopped_for_a_plan_as_it_would_be_for_a_launch() -> None:
+    other = replace(served(), model_id=ModelId("other"))
+    plan = outlook(other, machine(nvidia(0, 10.0)), AROUND).answer
+    assert isinstance(plan, LaunchPlan)
+    idle = replace(observed(plan), instance_id=InstanceId("i-other"), idle_since_s=1.0)
+    crowded = machine(nvidia(0, 10.0, free_gib=1.0))
+    around = AROUND.beside((idle,), crowded)
+
+    kept = outlook(served(), crowded, around)
+    made = outlook(served(), crowded, replace(around, idle=frozenset({idle.instance_id})))
+
+    assert isinstance(kept.answer, LaunchPlan)
+    assert isinstance(made.answer, LaunchPlan)
+    assert (kept.stops, kept.answer.n_gpu_layers < 33) == ((), True)
+    assert (made.stops, made.answer.n_gpu_layers) == ((idle.model_id,), 33)
+
+
+def test_an_idle_model_that_is_in_nobodys_way_stays() -> None:
+    plan = outlook(served(), machine(nvidia(0, 10.0)), AROUND).answer
+    assert isinstance(plan, LaunchPlan)
+    idle = replace(observed(plan), instance_id=InstanceId("i-other"), idle_since_s=1.0)
+    roomy = machine(nvidia(0, 48.0, free_gib=40.0))
+    around = replace(AROUND.beside((idle,), roomy), idle=frozenset({idle.instance_id}))
+
+    assert outlook(served(), roomy, around).stops == ()
 
 
 def test_one_more_gib_on_a_card_that_is_too_small_brings_layers() -> None:
