@@ -58,6 +58,17 @@ def test_loads_that_die_without_a_word_ask_for_less_and_those_that_end_well_do_n
     assert not ending.rung.hidden_bytes
 
 
+def test_loads_that_another_process_kills_ask_for_no_less() -> None:
+    setbacks = Setbacks(Rung())
+    killed = Cause(ExitKind.KILLED_BY_PROCESS, "another process killed it", -9, ())
+
+    for _ in range(3):
+        after(setbacks, killed)
+
+    assert not setbacks.rung.hidden_bytes
+    assert setbacks.openings > 0
+
+
 def test_where_there_is_no_less_it_waits_for_its_time() -> None:
     setbacks = Setbacks(Rung())
     for _ in range(20):
