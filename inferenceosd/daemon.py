@@ -24,7 +24,7 @@ from inferenceosd import __version__
 from inferenceosd.config import Config
 from inferenceosd.config_error import ConfigError
 from inferenceosd.control import Control, Parts
-from inferenceosd.descriptors import claim_descriptors, granted
+from inferenceosd.descriptors import TooFewDescriptors, claim_descriptors, granted
 from inferenceosd.door_lock import DoorLock
 from inferenceosd.front import Front
 from inferenceosd.ground import (
@@ -75,6 +75,7 @@ FOLLOWERS_S = 2.0  # for those who follow events to read the last ones
 MOST_STOPPING_S = 15.0  # of a child, once its drain is over
 YOUNG_OBJECTS = 5_000  # until the collector looks at them; Python's 700 are ten requests
 STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+CANNOT_START = (CannotListen, CannotLock, CannotUseFolder, StateLocked, TooFewDescriptors)
 OPERATORS = Patience(stall_s=24 * 3600.0)  # may leave `inferenceosctl logs -f` in a pager
 
 log = structlog.get_logger(__name__)
@@ -101,7 +102,7 @@ def run(config: Config, *, reload: Callable[[], Config]) -> int:
     with ExitStack() as held:
         try:
             doors, ground = _prepared(config, manager, held)
-        except (CannotListen, CannotLock, CannotUseFolder, StateLocked) as exc:
+        except CANNOT_START as exc:
             print(f"inferenceosd: {exc}", file=sys.stderr)
             return 1
         except ConfigError as exc:
