@@ -16,8 +16,8 @@ class TooFewDescriptors(Exception):
     def __init__(self, granted: int) -> None:
         self.granted = granted
         super().__init__(
-            f"it may open {granted} files at once and needs {LEAST_DESCRIPTORS} at the least; raise "
-            "the limit (ulimit -n, or LimitNOFILE= of its unit)"
+            f"it may open {granted} files at once and needs {LEAST_DESCRIPTORS} at the least; "
+            "raise the limit (ulimit -n, or LimitNOFILE= of its unit)"
         )
 
 

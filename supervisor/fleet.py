@@ -336,10 +336,13 @@ class Fleet:
 
     def _view(self, profile: HardwareProfile) -> View:
         now_s = monotonic()
+        models, instances = self._leasing.processes().models, self.running()
+        demand = self._book.demand(now_s=now_s)
+        gone = {*demand, *(seen.model_id for seen in instances)}.difference(models)
         return View(
-            models=self._leasing.processes().models,
-            instances=self.running(),
-            demand=self._book.demand(now_s=now_s),
+            models=models,
+            instances=instances,
+            demand=demand,
             hardware=self._machine.last or profile,
             engines=self._desired.engines,
             rules=self._desired.rules,
@@ -350,6 +353,7 @@ class Fleet:
             yielded_s=dict(self._yielded_s),
             settling=self._machine.settling(),
             told=dict(self._told),
+            broken=self._catalogue.why_broken(gone) if gone else {},
         )
 
     def _wanted_contexts(self) -> dict[ModelId, int]:
