@@ -22,6 +22,8 @@ class ExitKind(Enum):
     CANNOT_BIND = "cannot_bind"
     ILLEGAL_INSTRUCTION = "illegal_instruction"
     MISSING_LIBRARY = "missing_library"
+    MISSING_ENGINE = "missing_engine"
+    """Its program is not there, or may not be run: it may be back in a moment, as in an upgrade."""
     DEVICE_LOST = "device_lost"
     HUNG = "hung"
     KILLED = "killed"

@@ -34,6 +34,10 @@ class SpawnFailed(SupervisorError):
         super().__init__(f"cannot start {path}: {why}")
 
 
+class ProgramMissing(SpawnFailed):
+    """There is no such program, or it may not be executed."""
+
+
 class Unreapable(SupervisorError):
     """A process survived SIGKILL: it is stuck in the kernel, most often in a device driver."""
 
@@ -157,10 +161,10 @@ async def running(
 
 
 def _check_executable(path: str) -> None:
-    """Raise SpawnFailed where exec would fail; setpriv would say so too, but less clearly."""
+    """Raise ProgramMissing where exec would fail; setpriv would say so too, but less clearly."""
     if not os.access(path, os.X_OK):
         why = "not executable" if os.path.exists(path) else os.strerror(errno.ENOENT)
-        raise SpawnFailed(path=path, why=why)
+        raise ProgramMissing(path=path, why=why)
 
 
 def _check_descriptors(path: str) -> None:

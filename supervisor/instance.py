@@ -26,7 +26,7 @@ from planners.restart import Death, RestartRules
 from planners.settings import FleetSettings
 from planners.usage import Usage
 from planners.view import InstanceState, Observed
-from supervisor.child import Child, SpawnFailed, Unreapable
+from supervisor.child import Child, ProgramMissing, SpawnFailed, Unreapable
 from supervisor.child_logs import ChildLog
 from supervisor.hang_watch import HangWatch
 from supervisor.journal import Journal
@@ -254,6 +254,8 @@ class Instance:
                 return await self._serve(launch, child)
         except PlanError as exc:
             return Cause(ExitKind.BAD_FLAG, str(exc), None, ())
+        except ProgramMissing as exc:
+            return Cause(ExitKind.MISSING_ENGINE, str(exc), None, ())
         except (SpawnFailed, Unreapable) as exc:
             return Cause(ExitKind.CRASH, str(exc), None, ())
         finally:
