@@ -64,7 +64,7 @@ async def test_the_daemon_starts_anew_where_its_memories_are_no_files(
         PreflightCache(tmp_path / "preflights.json").remember("key", {})
 
     told = {each["event"] for each in logs}
-    assert {"engine.verdicts_unreadable", "preflight.unreadable"} <= told
+    assert {"engine.verdicts_unreadable", "dry_run.unreadable"} <= told
 
 
 @STRANGE
