@@ -24,7 +24,7 @@ from inferenceosd import __version__
 from inferenceosd.config import Config
 from inferenceosd.config_error import ConfigError
 from inferenceosd.control import Control, Parts
-from inferenceosd.descriptors import claim_descriptors, granted
+from inferenceosd.descriptors import TooFewDescriptors, claim_descriptors, granted
 from inferenceosd.door_lock import DoorLock
 from inferenceosd.front import Front
 from inferenceosd.ground import (
@@ -74,6 +74,8 @@ CONNECTIONS_PER_CHILD = 256 + QUESTIONS  # a slot each (LLAMA_MAX_SEQ), and what
 FOLLOWERS_S = 2.0  # for those who follow events to read the last ones
 MOST_STOPPING_S = 15.0  # of a child, once its drain is over
 YOUNG_OBJECTS = 5_000  # until the collector looks at them; Python's 700 are ten requests
+STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+CANNOT_START = (CannotListen, CannotLock, CannotUseFolder, StateLocked, TooFewDescriptors)
 OPERATORS = Patience(stall_s=24 * 3600.0)  # may leave `inferenceosctl logs -f` in a pager
 
 log = structlog.get_logger(__name__)
@@ -100,7 +102,7 @@ def run(config: Config, *, reload: Callable[[], Config]) -> int:
     with ExitStack() as held:
         try:
             doors, ground = _prepared(config, manager, held)
-        except (CannotListen, CannotLock, CannotUseFolder, StateLocked) as exc:
+        except CANNOT_START as exc:
             print(f"inferenceosd: {exc}", file=sys.stderr)
             return 1
         except ConfigError as exc:
@@ -108,6 +110,8 @@ def run(config: Config, *, reload: Callable[[], Config]) -> int:
             return 2
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_Daemon(config, doors, ground, manager, reload, held).serve())
+        for number in STOPPING_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # it ends: what was held back would kill it
     return 0
 
 
@@ -161,11 +165,18 @@ class _Daemon:
     ) -> None:
         self._config, self._doors, self._ground = config, doors, ground
         self._manager, self._reread, self._held = manager, reread, held
-        self._stop = asyncio.Event()
+        self._stop, self._hurry = asyncio.Event(), asyncio.Event()
         self._reload = asyncio.Event()
 
     async def serve(self) -> None:
         """Everything, from the first task to the last child reaped."""
+        self._listen_to_signals()
+        try:
+            await self._serve()
+        finally:  # the loop's own handlers end with it, a moment before the process
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING_SIGNALS)
+
+    async def _serve(self) -> None:
         config = self._config
         for warning in config.warnings:
             log.warning("config.ignored", reason=warning)
@@ -216,7 +227,6 @@ class _Daemon:
     async def _run_all(self, records: Records, catalogue: Catalogue, pools: UpstreamPools) -> None:
         fleet, control, front = self._composed(records, catalogue, pools)
         listen = self._doors.listen
-        self._listen_to_signals()
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(records.write_forever(), name="records"),
@@ -229,7 +239,7 @@ class _Daemon:
             ]
             running = tasks.create_task(fleet.run(), name="fleet")
             closing = asyncio.Event()
-            await self._open_door(tasks, front, control, closing)
+            public = await self._open_door(tasks, front, control, closing)
             await found_first(catalogue.scan(), self._stop.wait())
             front.has_looked.set()
             fleet.look()
@@ -243,7 +253,9 @@ class _Daemon:
             log.info("daemon.stop_asked")
             closing.set()
             fleet.stop()
+            hurrying = tasks.create_task(self._hurry_when_asked(fleet, public), name="hurry")
             await running
+            hurrying.cancel()
             log.info("daemon.stopped")
             records.journal.record("daemon.stopped")
             records.end_following()
@@ -253,8 +265,8 @@ class _Daemon:
 
     async def _open_door(
         self, tasks: asyncio.TaskGroup, front: Front, control: Control, closing: asyncio.Event
-    ) -> None:
-        """Accept callers."""
+    ) -> asyncio.Task[None]:
+        """Accept callers; the door's task."""
 
         def drain_s() -> float:
             # Sooner than the children, so that callers hear of the stop and not of a lost child.
@@ -271,8 +283,9 @@ class _Daemon:
             crowd=Crowd(granted(self._config.crowd)),
             tls=self._doors.lock.context,
         )
-        tasks.create_task(public, name="public door")
+        public_door = tasks.create_task(public, name="public door")
         await opened.wait()
+        return public_door
 
     async def _open_admin_door(
         self, tasks: asyncio.TaskGroup, control: Control, closing: asyncio.Event
@@ -347,9 +360,20 @@ class _Daemon:
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+        for number in STOPPING_SIGNALS:
+            loop.add_signal_handler(number, self._asked_to_stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
+
+    def _asked_to_stop(self) -> None:
+        """The first time in peace, after that at once."""
+        (self._hurry if self._stop.is_set() else self._stop).set()
+
+    async def _hurry_when_asked(self, fleet: Fleet, public: asyncio.Task[None]) -> None:
+        """Asked a second time to stop: no reply is waited for, and its caller told so."""
+        await self._hurry.wait()
+        log.warning("daemon.hurried", reason="it was asked to stop a second time")
+        public.cancel()
+        fleet.hurry(within_s=PARTING_S)
 
     async def _reload_when_asked(self, control: Control) -> None:
         while True:

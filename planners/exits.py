@@ -22,9 +22,14 @@ class ExitKind(Enum):
     CANNOT_BIND = "cannot_bind"
     ILLEGAL_INSTRUCTION = "illegal_instruction"
     MISSING_LIBRARY = "missing_library"
+    MISSING_ENGINE = "missing_engine"
+    """Its program is not there, or may not be run: it may be back in a moment, as in an upgrade."""
     DEVICE_LOST = "device_lost"
     HUNG = "hung"
     KILLED = "killed"
+    """By whom is not known: it may have been the kernel, for want of memory."""
+    KILLED_BY_PROCESS = "killed_by_process"
+    """The kernel killed nobody for want of memory meanwhile."""
     CRASH = "crash"
     BUG = "bug"
     """Ours, not the child's."""
@@ -124,8 +129,17 @@ def is_hopeless(kind: ExitKind, *, had_answered: bool) -> bool:
     return kind is ExitKind.BUG or (kind in _LASTING and not had_answered)
 
 
-def classify(returncode: int | None, log_tail: Sequence[str], *, wanted: bool) -> Cause:
+def classify(
+    returncode: int | None,
+    log_tail: Sequence[str],
+    *,
+    wanted: bool,
+    kernel_kills: int | None = None,
+) -> Cause:
     """What an exit means. `returncode` is negative for signals, None where nobody waited for it.
+
+    `kernel_kills`: processes that the kernel killed for want of memory while it ran; None where
+    nobody tells.
 
     The code alone says little: every failed load ends in 1, so the lines decide, and among them
     the most telling one.
@@ -134,6 +148,9 @@ def classify(returncode: int | None, log_tail: Sequence[str], *, wanted: bool) -
     ending = _ending(returncode)
     if wanted:
         return Cause(ExitKind.WANTED, f"stopped as asked ({ending})", returncode, tail)
+    if returncode == -signal.SIGKILL and kernel_kills == 0:
+        meaning = "another process killed it, not the kernel for want of memory"
+        return Cause(ExitKind.KILLED_BY_PROCESS, f"{meaning} ({ending})", returncode, tail)
     if returncode is not None and -returncode in (signal.SIGILL, signal.SIGKILL):
         kind, meaning = _BY_SIGNAL[signal.Signals(-returncode)]
         return Cause(kind, f"{meaning} ({ending})", returncode, tail)

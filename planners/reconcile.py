@@ -91,9 +91,16 @@ def _in_vain(view: View) -> Iterator[Refuse]:
     served = {seen.model_id for seen in view.instances if seen.state in open_}
     for model_id, demand in view.demand.items():
         if model_id not in view.models:
-            yield Refuse(model_id, GONE, retry_after_s=ASK_AGAIN_S)
+            yield _gone(model_id, view.broken.get(model_id))
         elif model_id in view.unplannable and (demand.context or model_id not in served):
             yield Refuse(model_id, view.unplannable[model_id], retry_after_s=None)
+
+
+def _gone(model_id: ModelId, broken: str | None) -> Refuse:
+    if broken is None:
+        return Refuse(model_id, GONE, retry_after_s=ASK_AGAIN_S)
+    reason = f"its file was replaced while its callers waited, and cannot be used: {broken}"
+    return Refuse(model_id, reason, retry_after_s=None)
 
 
 def _after(view: View, actions: Iterable[Action]) -> View:
@@ -132,7 +139,8 @@ def _why_unwanted(view: View, seen: Observed) -> str | None:
     """By what the operator wants now."""
     served = view.models.get(seen.model_id)
     if served is None:
-        return "the model is no longer offered"
+        broken = view.broken.get(seen.model_id)
+        return "the model is no longer offered" + (f"; its file: {broken}" if broken else "")
     if launch_key(served, view.rules) != seen.launch_key:
         return "its file or its settings changed"
     if (rule := _broken_rule(view, seen.plan)) is not None:

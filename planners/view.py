@@ -139,3 +139,5 @@ class View:
     """Models whose planning failed by a bug of ours, and the sentence: not planned for now."""
     told: Mapping[ModelId, str] = field(default_factory=dict)
     """Launch keys of pinned models that cannot be launched, which was told with nobody waiting."""
+    broken: Mapping[ModelId, str] = field(default_factory=dict)
+    """What is wrong with the files of models that run or are waited for, and are gone."""

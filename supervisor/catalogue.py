@@ -66,6 +66,12 @@ class Catalogue:
         """Files that look like models and are none, with the reason, by path."""
         return self._listing.broken
 
+    def why_broken(self, names: Iterable[ModelId]) -> dict[ModelId, str]:
+        """What is wrong with the files of those names that would be models' but for that."""
+        asked = frozenset(names)
+        broken = ((ModelId(n), file.reason) for file in self.broken for n in file.names)
+        return {name: reason for name, reason in broken if name in asked}
+
     def resolve(self, name: str) -> ServedModel | None:
         """The model of that name or alias; case does not count and ":latest" is optional."""
         exact = self._listing.models.get(ModelId(name))

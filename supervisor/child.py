@@ -23,6 +23,8 @@ KILLED_S = 5.0  # from SIGKILL to reaped: only a process stuck in the kernel tak
 SPAWN_DESCRIPTORS = (
     12  # three socket pairs, a pipe for exec's error, and what threads open meanwhile
 )
+FLOOD_BYTES = 1 << 18  # read of one pipe at a time; a load at -lv 4 writes 40 KiB in all
+FLOOD_PAUSE_S = 0.05  # then the pipe fills, and the child waits, not everybody else
 LAST_WORDS_S = 0.2  # from its end to the end of its output, where a grandchild holds the pipes
 
 
@@ -32,6 +34,10 @@ class SpawnFailed(SupervisorError):
     def __init__(self, *, path: str, why: str) -> None:
         self.path = path
         super().__init__(f"cannot start {path}: {why}")
+
+
+class ProgramMissing(SpawnFailed):
+    """There is no such program, or it may not be executed."""
 
 
 class Unreapable(SupervisorError):
@@ -52,6 +58,8 @@ class Child(asyncio.SubprocessProtocol):
         """What asks it over stdin to end; None while SIGTERM does."""
         self._said = LogTail(max_lines=1)
         self._on_stdout, self._on_stderr = on_stdout, on_stderr
+        self._budget_bytes = {1: FLOOD_BYTES, 2: FLOOD_BYTES}
+        self._budget_until_s = {1: 0.0, 2: 0.0}
         self._exited: asyncio.Future[None] = loop.create_future()
         self._closed: asyncio.Future[None] = loop.create_future()
         self._transport: asyncio.SubprocessTransport | None = None
@@ -100,13 +108,38 @@ class Child(asyncio.SubprocessProtocol):
 
     def pipe_data_received(self, fd: int, data: bytes | str) -> None:
         raw = data.encode() if isinstance(data, str) else data
+        self._stem(fd, len(raw))
         tail, on_line = (self._said, self._on_stdout) if fd == 1 else (self.log, self._on_stderr)
         for line in tail.feed(raw, now_s=monotonic()):
             on_line(line)
 
+    def _stem(self, fd: int, n_bytes: int) -> None:
+        """Leave a pipe alone for a moment that brought too much in one: a flood takes the loop's
+        time from every stream.
+        """
+        now_s = monotonic()
+        if now_s >= self._budget_until_s[fd]:
+            self._budget_until_s[fd] = now_s + FLOOD_PAUSE_S
+            self._budget_bytes[fd] = FLOOD_BYTES
+        self._budget_bytes[fd] -= n_bytes
+        if self._budget_bytes[fd] <= 0 and not self._exited.done():
+            self._pipe(fd).pause_reading()
+            asyncio.get_running_loop().call_later(FLOOD_PAUSE_S, self._go_on, fd)
+
+    def _go_on(self, fd: int) -> None:
+        pipe = self._pipe(fd)
+        if not (pipe.is_closing() or pipe.is_reading()):
+            pipe.resume_reading()
+
+    def _pipe(self, fd: int) -> asyncio.ReadTransport:
+        assert self._transport is not None
+        return cast(asyncio.ReadTransport, self._transport.get_pipe_transport(fd))
+
     def process_exited(self) -> None:
         if not self._exited.done():
             self._exited.set_result(None)
+            for fd in (1, 2):
+                self._go_on(fd)  # its last words are no more than a pipe holds
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._closed.done():
@@ -157,10 +190,10 @@ async def running(
 
 
 def _check_executable(path: str) -> None:
-    """Raise SpawnFailed where exec would fail; setpriv would say so too, but less clearly."""
+    """Raise ProgramMissing where exec would fail; setpriv would say so too, but less clearly."""
     if not os.access(path, os.X_OK):
         why = "not executable" if os.path.exists(path) else os.strerror(errno.ENOENT)
-        raise SpawnFailed(path=path, why=why)
+        raise ProgramMissing(path=path, why=why)
 
 
 def _check_descriptors(path: str) -> None:

@@ -21,6 +21,7 @@ import structlog
 from planners.model import ModelId
 from planners.plan import InstanceId
 from supervisor.follower import Follower
+from supervisor.kept_file import read_kept
 
 FILE_BYTES = 1 << 20  # of each of the two files; a load at -lv 4 writes 40 KiB, a request 2
 MAX_QUEUED_BYTES = 256 << 10  # of one instance, between two writes
@@ -167,7 +168,8 @@ class ChildLogs:
                 self._forget_old()
             elif path.stat().st_size + len(data) > FILE_BYTES:
                 path.replace(_older(path))
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+            # At once: a pipe in its place would have us wait for a reader.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
             with open(os.open(path, flags, 0o600), "ab", buffering=0) as file:
                 file.write(data)
         except OSError as exc:
@@ -184,9 +186,10 @@ class ChildLogs:
         lines: list[str] = []
         for path in (_older(newest), newest):
             try:
-                lines += path.read_text(errors="replace").split("\n")[:-1]
+                text = read_kept(path, most_bytes=2 * FILE_BYTES).decode(errors="replace")
             except OSError:  # no second file yet, or removed at this moment
                 continue
+            lines += text.split("\n")[:-1]
         return tuple(lines[-n:])
 
     def _forget_old(self) -> None:

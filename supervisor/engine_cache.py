@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from supervisor.kept_file import read_kept, replace_kept
 from supervisor.patience import NoAnswer, PatientReader
 from supervisor.trial import TrialFailed
 
@@ -83,11 +84,9 @@ class EngineCache:
 
     def save(self) -> None:
         """Replace the file in one step. Where that fails, the next start tries again, no more."""
-        fresh = self._path.with_suffix(".json.new")
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fresh.write_bytes(msgspec.json.format(msgspec.json.encode(self._used)))
-            fresh.replace(self._path)
+            replace_kept(self._path, msgspec.json.format(msgspec.json.encode(self._used)))
         except OSError as exc:
             log.warning("engine.verdicts_not_kept", path=str(self._path), why=str(exc))
 
@@ -97,7 +96,7 @@ class EngineCache:
 
 def _loaded(path: Path) -> _Memory:
     try:
-        memory = msgspec.json.decode(path.read_bytes(), type=_Memory)
+        memory = msgspec.json.decode(read_kept(path), type=_Memory)
     except FileNotFoundError:
         return _Memory()
     except (OSError, msgspec.DecodeError) as exc:

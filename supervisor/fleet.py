@@ -134,9 +134,7 @@ class Fleet:
             loop.cancel()  # it may be waiting for a driver that hangs
             asking.cancel()
             self._preflights.stop()
-            for instance in self._instances.values():
-                drain_s = self._desired.settings.drain_s
-                instance.stop("the daemon is stopping", Departure.STOPPING, drain_s=drain_s)
+            self.hurry(within_s=self._desired.settings.drain_s)
 
     def look(self) -> None:
         """Have the loop look at the world soon."""
@@ -146,6 +144,11 @@ class Fleet:
         """No new leases, drain, stop every child; run() returns when all are reaped."""
         self._stopping.set()
         self._book.stop()
+
+    def hurry(self, *, within_s: float) -> None:
+        """Have every child end, its replies within `within_s`; an earlier, shorter bound holds."""
+        for instance in self._instances.values():
+            instance.stop("the daemon is stopping", Departure.STOPPING, drain_s=within_s)
 
     def apply(self, desired: Desired) -> None:
         """Replace what is desired; instances that it does not touch keep their child."""
@@ -333,10 +336,13 @@ class Fleet:
 
     def _view(self, profile: HardwareProfile) -> View:
         now_s = monotonic()
+        models, instances = self._leasing.processes().models, self.running()
+        demand = self._book.demand(now_s=now_s)
+        gone = {*demand, *(seen.model_id for seen in instances)}.difference(models)
         return View(
-            models=self._leasing.processes().models,
-            instances=self.running(),
-            demand=self._book.demand(now_s=now_s),
+            models=models,
+            instances=instances,
+            demand=demand,
             hardware=self._machine.last or profile,
             engines=self._desired.engines,
             rules=self._desired.rules,
@@ -347,6 +353,7 @@ class Fleet:
             yielded_s=dict(self._yielded_s),
             settling=self._machine.settling(),
             told=dict(self._told),
+            broken=self._catalogue.why_broken(gone) if gone else {},
         )
 
     def _wanted_contexts(self) -> dict[ModelId, int]:

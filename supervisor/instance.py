@@ -26,7 +26,7 @@ from planners.restart import Death, RestartRules
 from planners.settings import FleetSettings
 from planners.usage import Usage
 from planners.view import InstanceState, Observed
-from supervisor.child import Child, SpawnFailed, Unreapable
+from supervisor.child import Child, ProgramMissing, SpawnFailed, Unreapable
 from supervisor.child_logs import ChildLog
 from supervisor.hang_watch import HangWatch
 from supervisor.journal import Journal
@@ -254,6 +254,8 @@ class Instance:
                 return await self._serve(launch, child)
         except PlanError as exc:
             return Cause(ExitKind.BAD_FLAG, str(exc), None, ())
+        except ProgramMissing as exc:
+            return Cause(ExitKind.MISSING_ENGINE, str(exc), None, ())
         except (SpawnFailed, Unreapable) as exc:
             return Cause(ExitKind.CRASH, str(exc), None, ())
         finally:
@@ -274,7 +276,7 @@ class Instance:
         watch = self._watch = self._hang_watch(launch)
         hung = await found_first(watch.until_hung(), child.wait(), self._stop_asked.wait())
         if child.returncode is not None:
-            return await _cause(child)
+            return await _cause(child, launch)
         if hung is not None:
             return self._put_down(child, hung)
         if (hung := await self._drain(child, watch)) is not None:
@@ -290,7 +292,7 @@ class Instance:
         loaded = launch.until_loaded(limits)
         stalled = await found_first(loaded, child.wait(), self._stop_asked.wait())
         if child.returncode is not None:
-            return await _cause(child)
+            return await _cause(child, launch)
         if stalled is None:
             return None
         return self._put_down(child, Hung(stalled))
@@ -404,7 +406,12 @@ def _averaged(average: float | None, newest: float) -> float:
     return newest if average is None else average + RATE_WEIGHT * (newest - average)
 
 
-async def _cause(child: Child) -> Cause:
+async def _cause(child: Child, launch: Launch) -> Cause:
     """Why a child ended that was not asked to, once its last words are read."""
     await child.wait()
-    return classify(child.returncode, child.log.last(TELLING_LINES), wanted=False)
+    return classify(
+        child.returncode,
+        child.log.last(TELLING_LINES),
+        wanted=False,
+        kernel_kills=launch.kernel_kills(),
+    )

@@ -18,7 +18,7 @@ from supervisor.child import Child, SpawnFailed, running
 from supervisor.launch_history import anonymous_bytes, with_process
 from supervisor.llama import EXIT_LINE, client_of, is_healthy, parse_state
 from supervisor.load_progress import LoadLimits, LoadProgress
-from supervisor.pulse import work_of
+from supervisor.pulse import kernel_kills, work_of
 
 HEALTH_EVERY_S = 0.05  # cadence while loading: /health costs the child nothing
 HEALTH_S = 2.0  # /health is answered by the HTTP thread alone, within a millisecond
@@ -49,6 +49,7 @@ class Launch:
         self._child: Child | None = None
         self._buffers: list[BufferLine] = []
         self._started_at, self._started_s = time(), monotonic()
+        self._kernel_kills = kernel_kills()
         self._load_s: float | None = None
         self._anonymous_bytes: int | None = None
         self._measured: tuple[DeviceBytes, ...] | None = None
@@ -71,6 +72,11 @@ class Launch:
     def log_lines(self, n: int) -> tuple[str, ...]:
         """Up to `n` newest lines of the child's log."""
         return self._child.log.last(n) if self._child is not None else ()
+
+    def kernel_kills(self) -> int | None:
+        """Of processes by the kernel, for want of memory, since; None where it does not tell."""
+        before, now = self._kernel_kills, kernel_kills()
+        return None if before is None or now is None else now - before
 
     def measured(self) -> tuple[DeviceBytes, ...]:
         """What the child reported while it loaded, and its process took; () where it did not."""

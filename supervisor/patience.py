@@ -47,7 +47,11 @@ class PatientReader(Generic[T]):
         loop = asyncio.get_running_loop()
         pending: asyncio.Future[T] = loop.create_future()
         self._pending, self._begun_s = pending, monotonic()
-        pending.add_done_callback(self._answered)
+        pending.add_done_callback(_seen)
+
+        def answered(settle: Callable[[], None]) -> None:
+            self._pending = None  # before anybody hears of it: who asks from now on asks anew
+            settle()
 
         def run() -> None:
             try:
@@ -55,11 +59,11 @@ class PatientReader(Generic[T]):
             except Exception as exc:  # not handled here: carried to whoever waits
                 settle = partial(pending.set_exception, exc)
             with suppress(RuntimeError):  # the loop closed meanwhile: nobody listens any more
-                loop.call_soon_threadsafe(settle)
+                loop.call_soon_threadsafe(answered, settle)
 
         threading.Thread(target=run, name=f"read-{self._name}", daemon=True).start()
         return pending
 
-    def _answered(self, pending: asyncio.Future[T]) -> None:
-        pending.exception()  # seen: after the deadline nobody else looks
-        self._pending = None
+
+def _seen(pending: asyncio.Future[T]) -> None:
+    pending.exception()  # after the deadline nobody else looks

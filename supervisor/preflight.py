@@ -24,6 +24,7 @@ from planners.model import ModelId
 from planners.plan import LaunchPlan
 from planners.preflight import DryRun, preflight_argv
 from supervisor.child import Child, SpawnFailed, Unreapable, running
+from supervisor.kept_file import read_kept, replace_kept
 from supervisor.scratch import scratch_folder
 
 PREFLIGHT_S = 20.0  # 0.1 to 1.8 s were measured; a cold driver takes some seconds
@@ -53,10 +54,8 @@ class PreflightCache:
             del self._known[next(iter(self._known))]
         if self._path is None:
             return
-        fresh = self._path.with_suffix(".json.new")
         try:
-            fresh.write_bytes(msgspec.json.encode(self._known))
-            fresh.replace(self._path)
+            replace_kept(self._path, msgspec.json.encode(self._known))
         except OSError as exc:
             log.warning("dry_run.not_kept", path=str(self._path), why=str(exc))
 
@@ -65,7 +64,7 @@ def _loaded(path: Path | None) -> dict[str, dict[DeviceId, Reserved]]:
     if path is None:
         return {}
     try:
-        known = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, Reserved]])
+        known = msgspec.json.decode(read_kept(path), type=dict[str, dict[str, Reserved]])
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError) as exc:

@@ -1,6 +1,7 @@
-"""What the kernel tells of a running process's work: processor time and disk reads."""
+"""What the kernel tells of a process's work, processor time and disk reads, and of its killings."""
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 
@@ -29,6 +30,19 @@ def work_of(pid: int) -> Work | None:
         return _linux_work(pid) if sys.platform == "linux" else _portable_work(pid)
     except (OSError, psutil.Error):
         return None
+
+
+def kernel_kills() -> int | None:
+    """Processes that it has killed for want of memory, on all of the machine, since it booted.
+
+    Those that a control group's limit cost are among them. None where it does not tell.
+    """
+    try:
+        with open("/proc/vmstat", "rb") as file:
+            found = re.search(rb"^oom_kill (\d+)$", file.read(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) if found else None
 
 
 def _linux_work(pid: int) -> Work:

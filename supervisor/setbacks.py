@@ -6,7 +6,7 @@ Decides, and acts on nothing: the instance enters the state that it is told.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from planners.exits import OUT_OF_MEMORY, Cause, is_hopeless
+from planners.exits import OUT_OF_MEMORY, Cause, ExitKind, is_hopeless
 from planners.hardware import DeviceId
 from planners.ladder import MUTE, Rung, next_rung
 from planners.last_rung import OOM_RETRY_S
@@ -24,6 +24,7 @@ from planners.restart import (
 from planners.view import InstanceState
 
 CAUSE_LINES = 20  # of log that a cause keeps, the last
+ENGINE_RETRY_S = 10.0  # an upgrade that lasts longer than the first tries is over by then
 MUTE_ENDS = 2  # loads; after the second one the next asks for less
 
 
@@ -123,6 +124,8 @@ class Setbacks:
         self._history, verdict = after_death(self._history, death, rules=rules)
         if isinstance(verdict, RestartAt):
             return Setback(InstanceState.BACKOFF, cause, cause.summary, verdict.at_s)
+        if cause.kind is ExitKind.MISSING_ENGINE:  # to try costs nothing, and it may be back
+            verdict = replace(verdict, at_s=min(verdict.at_s, death.at_s + ENGINE_RETRY_S))
         by_itself = tries_by_itself(self.openings, is_pinned=is_pinned)
         when = left_alone(verdict, now_s=death.at_s, by_itself=by_itself)
         told = replace(cause, summary=f"{cause.summary}; {when}")

@@ -34,6 +34,8 @@ _CALLERS_FAULTS = (
     "vector::_M_range_check",  # an id to detokenize that is no token's
 )
 """What llama-server (b10434) answers with 500 although it is the request that is wrong."""
+_OUT_OF_MEMORY = "std::bad_alloc"
+"""In what llama-server (b10434) answers, with 400 too, where it has no memory for a request."""
 _ERROR_REPLY = msgspec.json.Decoder(_ChildErrorReply)
 
 
@@ -54,6 +56,9 @@ async def refusal(response: UpstreamResponse, lease: Lease) -> Exception:
     if "json.exception." in error.message:  # a wrong body, which some builds answer with 500
         return BadJson(error.message)
     message = error.message or f"llama-server answered {response.status} without a message"
+    if _OUT_OF_MEMORY in message:
+        why = f"llama-server ran out of host memory on this request: {message}"
+        return ChildRefused(status=503, kind="out_of_memory", message=why)
     if response.status == 500 and any(fault in message for fault in _CALLERS_FAULTS):
         return ChildRefused(status=400, kind="invalid_request_error", message=message)
     return ChildRefused(status=response.status, kind=error.type, message=message)

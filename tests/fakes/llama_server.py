@@ -75,6 +75,7 @@ class Faults:
     hang_decode: bool = False  # takes completions and never answers
     stuck_slots: bool = False  # nor does /slots while a completion runs, as behind a stuck decode
     poison: str = ""  # a SIGSEGV when a prompt has this word
+    no_memory: bool = False  # has none for a request's sampler, and says 400, as the engine does
     burn: bool = False  # computes all through prompt_s
     close_idle: bool = False  # closes each connection after one reply, unannounced
     ignore_sigterm: bool = False
@@ -639,6 +640,9 @@ class Engine:
             raise Refused(400, "exceed_context_size_error", message, **facts)
         if NO_GRAMMAR in compact([asked.get(key) for key in GRAMMARS]):
             message = "Failed to initialize samplers: failed to parse grammar"
+            raise Refused(400, "invalid_request_error", message)
+        if FAULTS.no_memory:
+            message = "Failed to initialize samplers: std::bad_alloc"
             raise Refused(400, "invalid_request_error", message)
         bounds = [asked.get(key) for key in ("n_predict", "max_tokens", "max_completion_tokens")]
         free = next((n for n, slot in enumerate(self.slots) if not slot.locked()), 0)

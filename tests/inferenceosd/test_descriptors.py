@@ -1,6 +1,9 @@
 import resource
+import subprocess
+import sys
+from pathlib import Path
 
-from inferenceosd.descriptors import MOST_DESCRIPTORS, claim_descriptors, granted
+from inferenceosd.descriptors import LEAST_DESCRIPTORS, MOST_DESCRIPTORS, claim_descriptors, granted
 from proxy.edge.crowd import CrowdLimits
 
 
@@ -25,3 +28,22 @@ def test_callers_are_no_more_than_half_the_files_that_may_be_open() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
     assert few == CrowdLimits(in_all=128, per_address=7)
+
+
+def test_a_daemon_that_may_open_too_few_files_says_so_in_one_line(tmp_path: Path) -> None:
+    daemon = Path(sys.executable).with_name("inferenceosd")
+    few = LEAST_DESCRIPTORS - 1
+    options = ["--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "state")]
+
+    ended = subprocess.run(
+        ["prlimit", f"--nofile={few}:{few}", str(daemon), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert f"may open {few} files" in line
+    assert "ulimit -n" in line

@@ -16,6 +16,7 @@ import pytest
 
 from tests.fakes.c_libraries import built
 from tests.integration.fault_scene import (
+    LOOK_S,
     MODEL,
     OTHER,
     SAID,
@@ -355,6 +356,26 @@ def test_a_daemon_told_to_stop_ends_in_time_and_leaves_nobody_guessing(
     assert caller is None or _was_served_or_told(caller)
     assert scene.daemon.process.wait(DAEMON_STOP_S) == 0
     until_gone(child, within_s=GONE_S)
+
+
+def test_a_second_sigterm_waits_for_no_answer_and_the_last_one_changes_nothing(
+    folder: Path,
+) -> None:
+    with playing(folder, fleet='drain_timeout = "10m"') as scene:
+        scene.order(token_s=30.0)
+        caller = scene.call()
+        scene.until(lambda: not _idle(scene))
+        child = scene.child()
+
+        scene.daemon.process.terminate()
+        scene.until(lambda: "daemon.stop_asked" in scene.daemon.log())
+        while scene.daemon.process.poll() is None:
+            scene.daemon.process.terminate()
+            time.sleep(LOOK_S)
+
+        assert told(caller.ended())
+        assert scene.daemon.process.returncode == 0
+        until_gone(child, within_s=1.0)
 
 
 def _was_served_or_told(caller: Caller) -> bool:

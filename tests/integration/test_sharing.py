@@ -79,6 +79,29 @@ def test_a_stream_is_whole_though_a_larger_context_is_asked_for_in_its_middle(st
     assert loads(daemon) == 2
 
 
+def test_a_reply_that_fills_its_context_leaves_its_neighbours_alone(start: Any) -> None:
+    daemon = start(config="[models]\ncontext = 256\nparallel = 2\n")
+
+    def told(prompt: str, *, most: int) -> Any:
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": most}
+        reply = httpx.post(
+            f"{daemon.base}/v1/completions",
+            json={**body, "temperature": 0, "ignore_eos": True},
+            timeout=120,
+            trust_env=False,
+        ).json()
+        return reply["choices"][0]
+
+    alone = told("Once upon a time", most=120)
+    with ThreadPoolExecutor(2) as pool:
+        filling = pool.submit(told, "word " * 180, most=1000)
+        beside = pool.submit(told, "Once upon a time", most=120)
+
+    assert filling.result()["finish_reason"] == "length"
+    assert beside.result() == alone
+    assert loads(daemon) == 1
+
+
 def test_callers_of_two_models_that_do_not_fit_together_cost_two_loads(
     start: Any, model_dir: Path
 ) -> None:

@@ -136,3 +136,12 @@ def test_any_tail_has_a_cause_of_one_line(lines: list[str], returncode: int | No
 
     assert cause.summary
     assert len(cause.summary) < 500
+
+
+def test_a_kill_while_the_kernel_killed_nobody_for_memory_is_not_taken_for_that() -> None:
+    others = classify(-9, (), wanted=False, kernel_kills=0)
+    kernel = classify(-9, (), wanted=False, kernel_kills=1)
+
+    assert others.kind is ExitKind.KILLED_BY_PROCESS
+    assert "another process killed it" in others.summary
+    assert kernel.kind is ExitKind.KILLED

@@ -63,6 +63,16 @@ def test_callers_of_what_is_no_longer_on_offer_are_told(engines: tuple[Engine, .
     assert refusal.model_id == A.model_id
 
 
+def test_callers_of_what_is_no_longer_a_model_are_told_what_is_wrong_with_its_file() -> None:
+    world = replace(view(B, waiting=(A,)), broken={A.model_id: "not a GGUF file"})
+
+    (refusal,) = actions(world)
+
+    assert isinstance(refusal, Refuse)
+    assert "cannot be used: not a GGUF file" in refusal.reason
+    assert refusal.retry_after_s is None
+
+
 def test_callers_of_a_model_that_goes_while_it_loads_are_told() -> None:
     loading = seen(A, state=InstanceState.LOADING)
 

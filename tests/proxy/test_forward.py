@@ -380,6 +380,18 @@ async def test_what_the_model_cannot_read_is_the_callers_fault(
     assert "input is not supported" in reply.text
 
 
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/api/chat", "/v1/messages"])
+async def test_memory_that_a_child_lacks_is_no_fault_of_the_callers(
+    tmp_path: Path, route: str
+) -> None:
+    told = {"model": "tiny", "messages": MESSAGES, "max_tokens": 4}
+    async with door(tmp_path, no_memory=True) as (_, served):
+        reply = await served.client.post(route, json=told)
+
+    assert reply.status_code == 503
+    assert "out of host memory" in reply.text
+
+
 MESSAGES = [{"role": "user", "content": "one two"}]
 SEVERAL = {"prompt": ["one two", "three"]}
 

@@ -10,12 +10,13 @@ import textwrap
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import monotonic
 
 import psutil
 import pytest
 import uvloop
 
-from supervisor.child import Child, SpawnFailed, running
+from supervisor.child import FLOOD_BYTES, FLOOD_PAUSE_S, Child, SpawnFailed, running
 from tests.fakes.processes import is_gone, until_gone
 
 
@@ -227,3 +228,28 @@ def test_a_killed_daemon_takes_its_child_along(tmp_path: Path) -> None:
         daemon.kill()
 
     asyncio.run(until_gone(child_pid))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+async def test_a_child_that_floods_its_log_is_read_a_little_at_a_time() -> None:
+    async with shell("yes >&2 & echo $!; wait") as child:
+        began_s, before = monotonic(), io_written(child.pid)
+        await asyncio.sleep(4 * FLOOD_PAUSE_S)  # the flood runs
+        turns = 1 + (monotonic() - began_s) / FLOOD_PAUSE_S
+        written = io_written(child.pid) - before
+
+    assert written <= turns * 2 * FLOOD_BYTES
+
+
+async def test_a_child_that_floods_its_log_has_its_last_words_read() -> None:
+    async with shell("yes | head -c 3000000 >&2; echo the end >&2; exit 3") as child:
+        await child.wait()
+
+        assert child.returncode == 3
+        assert child.log.last(1) == ("the end",)
+
+
+def io_written(pid: int) -> int:
+    """Bytes that a process and what it started have written."""
+    process = psutil.Process(pid)
+    return sum(each.io_counters().write_chars for each in process.children())

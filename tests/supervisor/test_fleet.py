@@ -599,6 +599,30 @@ async def test_a_model_whose_file_is_gone_is_stopped(fleet_world: MakeWorld) -> 
         assert is_gone(pid)
 
 
+async def why_refused(world: World) -> str:
+    """What a caller is told who is refused in the end."""
+    with pytest.raises(ModelUnavailable) as refused:
+        await world.served_by()
+    return str(refused.value)
+
+
+async def test_who_waits_for_a_model_whose_file_is_spoilt_is_told_what_is_wrong_with_it(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world() as world:
+        world.order(load_s=30.0)
+        async with asyncio.TaskGroup() as tasks:
+            caller = tasks.create_task(why_refused(world))
+            await world.until(lambda: world.state() is InstanceState.LOADING)
+
+            (world.models / "fresh").write_bytes(b"no model at all")
+            (world.models / "fresh").replace(world.models / "tiny.gguf")
+            await world.catalogue.scan()
+            world.fleet.look()
+
+        assert "cannot be used: plain text, not a model" in caller.result()
+
+
 async def test_the_limit_of_loaded_models_stops_the_idle_one(fleet_world: MakeWorld) -> None:
     async with fleet_world(names=("tiny", "other"), max_loaded=1) as world:
         first = await world.served_by()

@@ -100,3 +100,23 @@ asyncio.run(main())
 
     assert told.stdout == "given up\n"
     assert told.stderr == ""
+
+
+async def test_who_asks_at_the_moment_of_an_answer_begins_a_read_of_its_own() -> None:
+    gate, answers = threading.Event(), iter(["of the first", "of the second"])
+
+    def read() -> str:
+        assert gate.wait(10.0)
+        return next(answers)
+
+    reader = PatientReader("moment", read, limit_s=10.0)
+    first = asyncio.create_task(reader.read())
+    await asyncio.sleep(0)
+    gate.set()
+    for thread in threading.enumerate():
+        if thread.name == "read-moment":
+            thread.join(10.0)  # its answer is in the loop's line now
+    await asyncio.sleep(0)  # and settled now, though whoever waits for it has not heard yet
+
+    assert await reader.read() == "of the second"
+    assert await first == "of the first"

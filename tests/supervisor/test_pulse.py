@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from supervisor.pulse import Work, work_of
+from supervisor.pulse import Work, kernel_kills, work_of
 
 
 def told(pid: int) -> Work:
@@ -51,3 +51,14 @@ def test_nothing_is_told_of_a_process_that_is_gone() -> None:
         child.wait()
 
     assert work_of(child.pid) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_what_another_process_kills_is_no_killing_of_the_kernels() -> None:
+    before = kernel_kills()
+    with subprocess.Popen(["sleep", "60"]) as child:
+        child.kill()
+
+    after = kernel_kills()
+
+    assert before is None or (after is not None and after >= before >= 0)

@@ -9,7 +9,7 @@ from planners.last_rung import OOM_RETRY_S
 from planners.restart import Death, RestartRules
 from planners.sizes import GIB
 from planners.view import InstanceState
-from supervisor.setbacks import CAUSE_LINES, Setback, Setbacks
+from supervisor.setbacks import CAUSE_LINES, ENGINE_RETRY_S, Setback, Setbacks
 from tests.fakes.views import A, planned
 
 RULES = RestartRules(window_s=600.0, limit=2, cooldown_s=60.0)
@@ -58,6 +58,17 @@ def test_loads_that_die_without_a_word_ask_for_less_and_those_that_end_well_do_n
     assert not ending.rung.hidden_bytes
 
 
+def test_loads_that_another_process_kills_ask_for_no_less() -> None:
+    setbacks = Setbacks(Rung())
+    killed = Cause(ExitKind.KILLED_BY_PROCESS, "another process killed it", -9, ())
+
+    for _ in range(3):
+        after(setbacks, killed)
+
+    assert not setbacks.rung.hidden_bytes
+    assert setbacks.openings > 0
+
+
 def test_where_there_is_no_less_it_waits_for_its_time() -> None:
     setbacks = Setbacks(Rung())
     for _ in range(20):
@@ -84,3 +95,12 @@ def test_too_many_strikes_open_the_breaker_until_an_answer_closes_it() -> None:
     assert "since it is pinned" in after(setbacks, CRASH, pin=True).reason
     setbacks.answered()
     assert setbacks.openings == 0
+
+
+def test_a_missing_engine_is_looked_for_again_soon_however_often_it_was_missing() -> None:
+    setbacks = Setbacks(Rung())
+    missing = replace(CRASH, kind=ExitKind.MISSING_ENGINE)
+
+    *_, last = (after(setbacks, missing) for _ in range(9))
+
+    assert (last.state, last.retry_at_s) == (InstanceState.FAILED, 100.0 + ENGINE_RETRY_S)
