@@ -187,6 +187,8 @@ class DoorProtocol(HttpToolsProtocol):
         self._body_timer.stop()
         if self._newest is not None and not self._newest.response_complete:
             self._newest.end_body()
+        if not self.pipeline:
+            self.flow.resume_reading()  # else a caller who leaves after a long body goes unnoticed
 
     def _begin_request(self) -> None:
         """Makes a request of a head, and begins to answer it unless another is answered still."""
