@@ -3,7 +3,7 @@
 from planners.model import ServedModel
 from proxy.child.refusals import refusal
 from proxy.door import Door
-from proxy.engine_limits import check_grammars
+from proxy.engine_limits import check_body
 from proxy.errors import UpstreamGone
 from proxy.exchange import Exchange
 from proxy.forward import REAPED_S, REPLY_BYTES
@@ -23,10 +23,10 @@ async def answer_beside(
 ) -> tuple[bytes, str]:
     """A child's answer, and its socket; another child's where one is lost meanwhile.
 
-    Raises GrammarTooLarge, LeaseError, UpstreamError, what the child refuses.
+    Raises TooManyMessages, GrammarTooLarge, LeaseError, UpstreamError, what the child refuses.
     """
     if body:
-        check_grammars(body)
+        check_body(body)
 
     async def answer_of_one() -> tuple[bytes, str]:
         async with door.service.lease(

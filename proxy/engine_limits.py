@@ -5,6 +5,7 @@ triggers, and rules that name rules, by recursion: some ten thousand, or hundred
 with SIGSEGV. How deep they lie is not worked out; that there are so many is enough.
 """
 
+import math
 from typing import Literal
 
 import msgspec
@@ -16,11 +17,20 @@ MAX_GROUPS, MAX_RULES = 4096, 16384
 """In one text. A child with a stack of 8 MiB bears 5000 groups in a pattern, and 50000 rules."""
 MAX_WINDOW = 1 << 20
 """Tokens to be held against repetition: no context is longer, and a child reserves all of them."""
+FEW_PROBABILITIES = 64  # OpenAI's own limit is 20
+"""Of a token, however long the reply is. A child keeps 1 KiB for each until the reply's end."""
+MAX_PROBABILITIES = 1 << 17
+"""Of a whole reply, where its length is told: one token may have those of a whole vocabulary."""
+MAX_MESSAGES = 4096
+"""Of one chat: a child's template takes their number squared, 10 s for these, and is not stopped.
+"""
 
 _SHORT_BYTES = MAX_GROUPS
 """What is no longer cannot hold as many."""
 _HINTS = (b"(", b"::=", rb"\u00")
 """A body with fewer of these needs no closer look; the last is how any of them may be escaped."""
+_ROLES = (b'"role"', rb"\u00")
+"""As _HINTS, of messages: one without a role is refused before it comes to the template."""
 _HOLDERS = ("grammar", "grammar_triggers", "json_schema", "response_format", "tools")
 _ANY = msgspec.json.Decoder()
 
@@ -33,6 +43,29 @@ class GrammarTooLarge(BadRequest):
     def __init__(self, what: str, *, param: str, limit: int) -> None:
         self.limit = limit
         super().__init__(f"{param} holds a text with more than {limit} {what}", param=param)
+
+
+class TooManyMessages(BadRequest):
+    """A chat that would keep a processor of the child's busy for minutes."""
+
+    code = "too_many_messages"
+
+    def __init__(self, *, limit: int) -> None:
+        self.limit = limit
+        super().__init__(f"messages holds more than {limit} messages", param="messages")
+
+
+class TooManyProbabilities(BadRequest):
+    """A reply that would not fit into the machine's memory."""
+
+    code = "too_many_probabilities"
+
+    def __init__(self, *, param: str) -> None:
+        super().__init__(
+            f"{param} must be at most {FEW_PROBABILITIES}, or max_tokens times it at most"
+            f" {MAX_PROBABILITIES}",
+            param=param,
+        )
 
 
 class _Trigger(msgspec.Struct):
@@ -48,6 +81,14 @@ class EngineMembers(msgspec.Struct):
     grammar_triggers: tuple[_Trigger, ...] | None = None
     chat_parser: msgspec.Raw = msgspec.Raw()
     """How its chat route tells the rest of it to read a reply: one that holds itself ends it."""
+    logprobs: msgspec.Raw = msgspec.Raw()
+    """A flag in a chat, a number in a completion."""
+    top_logprobs: msgspec.Raw = msgspec.Raw()
+    n_probs: msgspec.Raw = msgspec.Raw()
+    """llama-server's own name for them."""
+    max_tokens: msgspec.Raw = msgspec.Raw()
+    max_completion_tokens: msgspec.Raw = msgspec.Raw()
+    n_predict: msgspec.Raw = msgspec.Raw()
 
     def check(self) -> None:
         """Raises BadRequest for what a child would not survive."""
@@ -55,6 +96,33 @@ class EngineMembers(msgspec.Struct):
         _check_window(self.dry_penalty_last_n, param="dry_penalty_last_n")
         if bytes(self.chat_parser) not in (b"", b"null"):
             raise BadRequest("chat_parser is not offered", param="chat_parser")
+        for param in ("logprobs", "top_logprobs", "n_probs"):
+            n_probs = _number(getattr(self, param))
+            if n_probs > FEW_PROBABILITIES and n_probs * self._most_tokens() > MAX_PROBABILITIES:
+                raise TooManyProbabilities(param=param)
+
+    def _most_tokens(self) -> float:
+        """What the reply is bounded to, by any name; infinity where it is not."""
+        named = (self.max_tokens, self.max_completion_tokens, self.n_predict)
+        told = [_number(bound) for bound in named if bytes(bound) not in (b"", b"null")]
+        return max(told) if told and min(told) >= 0 else math.inf
+
+
+def check_body(body: bytes) -> None:
+    """Raises TooManyMessages, GrammarTooLarge for a child's request that it would not bear."""
+    check_messages(body)
+    check_grammars(body)
+
+
+def check_messages(body: bytes) -> None:
+    """Raises TooManyMessages for a child's chat of more than it gets through."""
+    least_bytes = MAX_MESSAGES * len(_ROLES[1])
+    if len(body) <= least_bytes or sum(map(body.count, _ROLES)) <= MAX_MESSAGES:
+        return
+    told = decoded(body, _ANY)
+    messages = told.get("messages") if isinstance(told, dict) else None
+    if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
+        raise TooManyMessages(limit=MAX_MESSAGES)
 
 
 def check_grammars(body: bytes) -> None:
@@ -74,3 +142,9 @@ def _check_window(n_tokens: float | None, *, param: str) -> None:
     if n_tokens is not None and n_tokens > MAX_WINDOW:
         reason = f"{param} must be at most {MAX_WINDOW}, or -1 for the whole context"
         raise BadRequest(reason, param=param)
+
+
+def _number(told: msgspec.Raw) -> float:
+    """A number as it was told; 0 for nothing, and for what the child itself refuses or flags."""
+    value = msgspec.json.decode(told) if bytes(told) else 0
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else 0

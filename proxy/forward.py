@@ -31,7 +31,7 @@ from proxy.continuity.continuation import asked_by, seed_member
 from proxy.continuity.delivered import Kind
 from proxy.continuity.lasting import Lasting, Resumption
 from proxy.door import Door
-from proxy.engine_limits import check_grammars
+from proxy.engine_limits import check_body
 from proxy.errors import (
     ChildFailed,
     StreamCut,
@@ -96,10 +96,10 @@ async def converse(
     `hear` may be called twice, and starts anew. `check` sees the lease first, and may refuse, or
     give another order. What is delivered as it comes (`streams`) is read as one stream, though its
     child is lost meanwhile and another writes on.
-    Raises GrammarTooLarge, LeaseError, UpstreamError, what the two raise.
+    Raises TooManyMessages, GrammarTooLarge, LeaseError, UpstreamError, what the two raise.
     """
     if not order.form:
-        check_grammars(order.body)
+        check_body(order.body)
     wanted = partial(
         door.service.lease,
         model.model_id,

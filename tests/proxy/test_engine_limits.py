@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from proxy.engine_limits import MAX_GROUPS, MAX_RULES, MAX_WINDOW, GrammarTooLarge, check_grammars
+from proxy.engine_limits import (
+    MAX_GROUPS,
+    MAX_MESSAGES,
+    MAX_RULES,
+    MAX_WINDOW,
+    GrammarTooLarge,
+    TooManyMessages,
+    check_grammars,
+    check_messages,
+)
 from tests.fakes.fleet_of_one import fleet_of_one
 from tests.fakes.real_engine import engine
 from tests.fakes.serving import serving
@@ -168,3 +177,60 @@ async def test_an_engine_outlives_what_is_let_through(
 
     assert (reply.status_code, after.status_code) == (status, 200)
     assert fleet.launches == 1
+
+
+@pytest.mark.parametrize("role", [b'"role"', rb'"r\u006fle"'], ids=["plain", "escaped"])
+def test_more_messages_than_a_template_gets_through_are_refused(role: bytes) -> None:
+    message = b"{" + role + b':"user","content":""}'
+
+    def chat(n: int) -> bytes:
+        return b'{"messages":[' + b",".join([message] * n) + b"]}"
+
+    check_messages(chat(MAX_MESSAGES))
+    with pytest.raises(TooManyMessages):
+        check_messages(chat(MAX_MESSAGES + 1))
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES * (MAX_MESSAGES + 1)}),
+        ("/v1/messages", {"messages": MESSAGES * (MAX_MESSAGES + 1), "max_tokens": 1}),
+        ("/v1/messages/count_tokens", {"messages": MESSAGES * (MAX_MESSAGES + 1)}),
+        ("/v1/responses", {"input": MESSAGES * (MAX_MESSAGES + 1)}),
+        ("/api/chat", {"messages": MESSAGES * (MAX_MESSAGES + 1)}),
+        ("/apply-template", {"messages": MESSAGES * (MAX_MESSAGES + 1)}),
+    ],
+)
+async def test_no_route_brings_them_to_a_child(
+    tmp_path: Path, path: str, told: dict[str, Any]
+) -> None:
+    async with fleet_of_one(tmp_path) as fleet, serving(fleet) as at:
+        reply = await at.client.post(path, json={"model": "tiny", **told})
+
+    assert reply.status_code == 400
+    assert f"more than {MAX_MESSAGES} messages" in reply.text
+
+
+@pytest.mark.parametrize(
+    ("path", "told", "status"),
+    [
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 20}, 200),
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 65}, 400),
+        ("/v1/chat/completions", {"n_probs": 49152, "max_tokens": 2}, 200),
+        ("/v1/chat/completions", {"n_probs": 49152, "max_tokens": 3}, 400),
+        ("/v1/chat/completions", {"n_probs": 49152, "max_tokens": 1, "n_predict": -1}, 400),
+        ("/v1/completions", {"prompt": "a", "logprobs": 49152}, 400),
+        ("/completion", {"prompt": "a", "n_probs": 49152}, 400),
+        ("/completion", {"prompt": "a", "n_probs": 49152, "n_predict": 2}, 200),
+        ("/infill", {"input_prefix": "a", "n_probs": 49152}, 400),
+    ],
+)
+async def test_probabilities_that_would_fill_the_memory_are_refused(
+    tmp_path: Path, path: str, told: dict[str, Any], status: int
+) -> None:
+    async with fleet_of_one(tmp_path) as fleet, serving(fleet) as at:
+        reply = await at.client.post(path, json={"model": "tiny", "messages": MESSAGES, **told})
+
+    assert reply.status_code == status, reply.text
+    assert status == 200 or reply.json()["error"]["code"] == "too_many_probabilities"
