@@ -6,6 +6,7 @@ with SIGSEGV. How deep they lie is not worked out; that there are so many is eno
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -25,6 +26,11 @@ MAX_MESSAGES = 4096
 """Of one chat: a child's template takes their number squared, 10 s for these, and is not stopped.
 """
 
+TOKEN_BYTES = 64
+"""Of a text's tokens, one with another, at most: prose has 4, and a run of blanks 30."""
+TEXT_BYTES = 1 << 20
+"""Which any context may be told, some to be cut: a child takes seconds to count their tokens."""
+
 _SHORT_BYTES = MAX_GROUPS
 """What is no longer cannot hold as many."""
 _HINTS = (b"(", b"::=", rb"\u00")
@@ -32,6 +38,7 @@ _HINTS = (b"(", b"::=", rb"\u00")
 _ROLES = (b'"role"', rb"\u00")
 """As _HINTS, of messages: one without a role is refused before it comes to the template."""
 _HOLDERS = ("grammar", "grammar_triggers", "json_schema", "response_format", "tools")
+_MEDIA = ("image_url", "input_audio", "input_video")
 _ANY = msgspec.json.Decoder()
 
 
@@ -53,6 +60,23 @@ class TooManyMessages(BadRequest):
     def __init__(self, *, limit: int) -> None:
         self.limit = limit
         super().__init__(f"messages holds more than {limit} messages", param="messages")
+
+
+class TextTooLong(BadRequest):
+    """More text than any context of that size holds, whose tokens a child would count for minutes.
+
+    It counts on when its caller has left, and a caller may send such a text again and again.
+    """
+
+    code = "context_length_exceeded"
+
+    def __init__(self, *, model: str, n_bytes: int, n_ctx: int) -> None:
+        self.n_bytes, self.n_ctx = n_bytes, n_ctx
+        super().__init__(
+            f"the prompt of {n_bytes} bytes is far more than the context of {n_ctx} tokens that"
+            f" {model} has; shorten it, ask for a larger num_ctx, or set a larger context in the"
+            " [[model]] of that name in the configuration"
+        )
 
 
 class TooManyProbabilities(BadRequest):
@@ -136,6 +160,35 @@ def check_grammars(body: bytes) -> None:
                 raise GrammarTooLarge("opening brackets", param=param, limit=MAX_GROUPS)
             if text.count("::=") > MAX_RULES:
                 raise GrammarTooLarge("rules", param=param, limit=MAX_RULES)
+
+
+def check_text(body: bytes, *, model: str, n_ctx: int) -> None:
+    """Raises TextTooLong for a child's request with a chat, or one text, of far over n_ctx."""
+    most_bytes = max(TEXT_BYTES, n_ctx * TOKEN_BYTES)
+    if len(body) <= most_bytes:
+        return
+    told = decoded(body, _ANY)
+    if not isinstance(told, dict):
+        return
+    if "messages" in told:
+        n_bytes = _n_bytes(texts_in(told)) - _n_bytes(_media(told["messages"]))
+    else:
+        n_bytes = max(len(text.encode()) for text in texts_in({**told, "": ""}))
+    if n_bytes > most_bytes:
+        raise TextTooLong(model=model, n_bytes=n_bytes, n_ctx=n_ctx)
+
+
+def _n_bytes(texts: Iterable[str]) -> int:
+    return sum(len(text.encode()) for text in texts)
+
+
+def _media(messages: object) -> Iterator[str]:
+    """What parts of messages hold of images and audio, which are no text."""
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            for key in _MEDIA if isinstance(part, dict) else ():
+                yield from texts_in(part.get(key))
 
 
 def _check_window(n_tokens: float | None, *, param: str) -> None:

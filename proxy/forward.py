@@ -38,7 +38,7 @@ from proxy.continuity.continuation import asked_by, seed_member
 from proxy.continuity.delivered import Kind
 from proxy.continuity.lasting import Lasting, Resumption
 from proxy.door import Door
-from proxy.engine_limits import check_body
+from proxy.engine_limits import check_body, check_text
 from proxy.errors import (
     ChildFailed,
     StreamCut,
@@ -103,7 +103,8 @@ async def converse(
     `hear` may be called twice, and starts anew. `check` sees the lease first, and may refuse, or
     give another order. What is delivered as it comes (`streams`) is read as one stream, though its
     child is lost meanwhile and another writes on.
-    Raises TooManyMessages, GrammarTooLarge, LeaseError, UpstreamError, what the two raise.
+    Raises what a child would not bear (engine_limits), LeaseError, UpstreamError, what the two
+    raise.
     """
     if not order.form:
         check_body(order.body)
@@ -119,6 +120,8 @@ async def converse(
         async with _Turn(door, exchange, wanted, times=times) as turn:
             try:
                 lease = await turn.begin()
+                if not order.form:
+                    check_text(order.body, model=model.model_id, n_ctx=lease.context)
                 changed = None if check is None else await check(lease)
                 await hear(lease, await turn.reply(changed or order, streams=streams))
                 door.service.answered(turn.lease)

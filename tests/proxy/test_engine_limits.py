@@ -1,6 +1,7 @@
 """What would end a child for everybody, on every way to it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,18 @@ from proxy.engine_limits import (
     MAX_MESSAGES,
     MAX_RULES,
     MAX_WINDOW,
+    TEXT_BYTES,
+    TOKEN_BYTES,
     GrammarTooLarge,
+    TextTooLong,
     TooManyMessages,
     check_grammars,
     check_messages,
+    check_text,
 )
 from tests.fakes.fleet_of_one import fleet_of_one
 from tests.fakes.real_engine import engine
-from tests.fakes.serving import serving
+from tests.fakes.serving import SETTINGS, serving
 
 ENOUGH, TOO_MANY = "(" * MAX_GROUPS, "(" * (MAX_GROUPS + 1)
 RULES = 'a ::= "b"\n' * (MAX_RULES + 1)
@@ -234,3 +239,68 @@ async def test_probabilities_that_would_fill_the_memory_are_refused(
 
     assert reply.status_code == status, reply.text
     assert status == 200 or reply.json()["error"]["code"] == "too_many_probabilities"
+
+
+LONG = "x" * TEXT_BYTES
+
+
+def part(**told: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [told]}]}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"messages": [{"role": "user", "content": LONG + "x"}]},
+        {
+            "messages": [{"role": "user", "content": LONG[:-9]}],
+            "tools": [{"image_url": "0123456789"}],
+        },
+        part(type="text", text=LONG + "x"),
+        {"prompt": LONG + "x"},
+        {"input": ["a", LONG + "x"]},
+        {"content": LONG + "x"},
+        {"input_prefix": LONG + "x"},
+    ],
+    ids=["a message", "tools", "a part", "prompt", "input", "content", "input_prefix"],
+)
+def test_far_more_text_than_a_context_holds_is_refused(told: dict[str, Any]) -> None:
+    with pytest.raises(TextTooLong):
+        check_text(json.dumps(told).encode(), model="tiny", n_ctx=4096)
+
+
+@pytest.mark.parametrize(
+    ("told", "n_ctx"),
+    [
+        ({"prompt": LONG}, 4096),
+        ({"prompt": LONG + "x"}, TEXT_BYTES // TOKEN_BYTES + 1),
+        ({"input": [LONG] * 3}, 4096),
+        (part(type="image_url", image_url={"url": "data:image/png;base64," + LONG}), 4096),
+        (part(type="input_audio", input_audio={"data": LONG}), 4096),
+    ],
+    ids=["at the limit", "a large context", "several texts", "an image", "audio"],
+)
+def test_what_a_context_may_hold_goes_on_and_images_are_no_text(
+    told: dict[str, Any], n_ctx: int
+) -> None:
+    check_text(json.dumps(told).encode(), model="tiny", n_ctx=n_ctx)
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": LONG}], "max_tokens": 1}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": LONG}]}),
+        ("/api/chat", {"messages": [{"role": "user", "content": LONG}], "truncate": True}),
+        ("/v1/completions", {"prompt": LONG + "x"}),
+        ("/tokenize", {"content": LONG + "x"}),
+    ],
+)
+async def test_no_child_counts_its_tokens(tmp_path: Path, path: str, told: dict[str, Any]) -> None:
+    wide = replace(SETTINGS, max_body_bytes=1 << 22)
+    async with fleet_of_one(tmp_path) as fleet, serving(fleet, settings=wide) as at:
+        reply = await at.client.post(path, json={"model": "tiny", **told})
+
+    assert reply.status_code == 400
+    assert "far more than the context of 4096 tokens" in reply.text
