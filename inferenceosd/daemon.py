@@ -354,7 +354,7 @@ class _Daemon:
             listen_is_loopback=self._doors.lock.is_local,
             version=config.ollama_version,
             serves_metrics=config.serves_metrics,
-            gate=self._doors.lock.gate(config.management),
+            gate=self._doors.lock.gate(config.management, has_pages=config.ui),
             keep_alive_comments_s=config.keep_alive_comments_s,
         )
 

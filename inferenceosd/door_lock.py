@@ -96,9 +96,9 @@ class DoorLock:
         """What each key is called, by its id."""
         return {key.key_id: key.name for key in self._keys}
 
-    def gate(self, management: Management) -> Gate:
+    def gate(self, management: Management, *, has_pages: bool = False) -> Gate:
         """The lock as requests meet it."""
-        return Gate(KeyRing(self._keys), self._needs_key, management)
+        return Gate(KeyRing(self._keys), self._needs_key, management, has_pages)
 
     def has_changed(self) -> bool:
         """True when a file is another than at the last look."""

@@ -18,7 +18,7 @@ from proxy.admission.access import Access, Answered
 from proxy.anthropic import routes as anthropic
 from proxy.child.upstream import UpstreamPools
 from proxy.door import Door, DoorSettings, Traces
-from proxy.errors import CallerLeft, Dialect
+from proxy.errors import BadRequest, CallerLeft, Dialect
 from proxy.exchange import TEXT, Exchange, Receive, Scope, Send
 from proxy.native import completion, direct, questions, vectors
 from proxy.ollama import catalogue, chat, embed
@@ -36,9 +36,33 @@ Handler = Callable[[Door, Exchange], Awaitable[None]]
 
 PARTING_S = 0.5  # for the last event of a stream that is ended because the daemon stops
 
+MAX_SHOWN = 200  # characters of a path, in the error about it
+
 _SLASHES = re.compile("/{2,}")
 _MODEL_PREFIX = "/v1/models/"
 _STORED_PREFIX = "/v1/responses/"
+
+
+class NoRoute(BadRequest):
+    """A path that nothing answers."""
+
+    status = 404
+    code = "route_not_found"
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(f"there is no route {path[:MAX_SHOWN]}")
+
+
+class WrongMethod(BadRequest):
+    """A path that answers to other methods."""
+
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, method: str, allowed: tuple[str, ...]) -> None:
+        self.method, self.allowed = method, allowed
+        super().__init__(f"{method} is not offered here, but {', '.join(allowed)}")
 
 
 async def health(door: Door, exchange: Exchange) -> None:
@@ -239,11 +263,18 @@ async def _route(door: Door, exchange: Exchange) -> None:
 
 
 async def _not_found(exchange: Exchange) -> None:
+    """In Ollama's dialect as Ollama says it. Raises NoRoute in the others."""
+    if exchange.dialect is not Dialect.OLLAMA:
+        raise NoRoute(exchange.path)
     await exchange.reply(404, b"404 page not found", content_type=TEXT)
 
 
 async def _wrong_method(exchange: Exchange, allowed: tuple[str, ...]) -> None:
+    """Likewise. Raises WrongMethod."""
     allow = (b"allow", ", ".join(allowed).encode())
+    if exchange.dialect is not Dialect.OLLAMA:
+        exchange.extra_headers.append(allow)
+        raise WrongMethod(exchange.method, allowed)
     await exchange.reply(405, b"405 method not allowed", content_type=TEXT, headers=[allow])
 
 

@@ -3,7 +3,7 @@
 from planners.model import ServedModel
 from proxy.child.refusals import refusal
 from proxy.door import Door
-from proxy.engine_limits import check_grammars
+from proxy.engine_limits import check_body, check_text
 from proxy.errors import UpstreamGone
 from proxy.exchange import Exchange
 from proxy.forward import REAPED_S, REPLY_BYTES
@@ -23,16 +23,17 @@ async def answer_beside(
 ) -> tuple[bytes, str]:
     """A child's answer, and its socket; another child's where one is lost meanwhile.
 
-    Raises GrammarTooLarge, LeaseError, UpstreamError, what the child refuses.
+    Raises what a child would not bear (engine_limits), LeaseError, UpstreamError, what it refuses.
     """
     if body:
-        check_grammars(body)
+        check_body(body)
 
     async def answer_of_one() -> tuple[bytes, str]:
         async with door.service.lease(
             model.model_id, caller=exchange.caller, keep_alive_s=keep_alive_s, takes_slot=False
         ) as lease:
             exchange.lease = lease
+            check_text(body, model=model.model_id, n_ctx=lease.context)
             sent = door.pools.request(
                 lease.socket_path, method=method, target=target,
                 headers=(*_HEADERS, *exchange.passed_on),

@@ -5,6 +5,8 @@ triggers, and rules that name rules, by recursion: some ten thousand, or hundred
 with SIGSEGV. How deep they lie is not worked out; that there are so many is enough.
 """
 
+import math
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -16,12 +18,27 @@ MAX_GROUPS, MAX_RULES = 4096, 16384
 """In one text. A child with a stack of 8 MiB bears 5000 groups in a pattern, and 50000 rules."""
 MAX_WINDOW = 1 << 20
 """Tokens to be held against repetition: no context is longer, and a child reserves all of them."""
+FEW_PROBABILITIES = 64  # OpenAI's own limit is 20
+"""Of a token, however long the reply is. A child keeps 1 KiB for each until the reply's end."""
+MAX_PROBABILITIES = 1 << 17
+"""Of a whole reply, where its length is told: one token may have those of a whole vocabulary."""
+MAX_MESSAGES = 4096
+"""Of one chat: a child's template takes their number squared, 10 s for these, and is not stopped.
+"""
+
+TOKEN_BYTES = 64
+"""Of a text's tokens, one with another, at most: prose has 4, and a run of blanks 30."""
+TEXT_BYTES = 1 << 20
+"""Which any context may be told, some to be cut: a child takes seconds to count their tokens."""
 
 _SHORT_BYTES = MAX_GROUPS
 """What is no longer cannot hold as many."""
 _HINTS = (b"(", b"::=", rb"\u00")
 """A body with fewer of these needs no closer look; the last is how any of them may be escaped."""
+_ROLES = (b'"role"', rb"\u00")
+"""As _HINTS, of messages: one without a role is refused before it comes to the template."""
 _HOLDERS = ("grammar", "grammar_triggers", "json_schema", "response_format", "tools")
+_MEDIA = ("image_url", "input_audio", "input_video")
 _ANY = msgspec.json.Decoder()
 
 
@@ -33,6 +50,46 @@ class GrammarTooLarge(BadRequest):
     def __init__(self, what: str, *, param: str, limit: int) -> None:
         self.limit = limit
         super().__init__(f"{param} holds a text with more than {limit} {what}", param=param)
+
+
+class TooManyMessages(BadRequest):
+    """A chat that would keep a processor of the child's busy for minutes."""
+
+    code = "too_many_messages"
+
+    def __init__(self, *, limit: int) -> None:
+        self.limit = limit
+        super().__init__(f"messages holds more than {limit} messages", param="messages")
+
+
+class TextTooLong(BadRequest):
+    """More text than any context of that size holds, whose tokens a child would count for minutes.
+
+    It counts on when its caller has left, and a caller may send such a text again and again.
+    """
+
+    code = "context_length_exceeded"
+
+    def __init__(self, *, model: str, n_bytes: int, n_ctx: int) -> None:
+        self.n_bytes, self.n_ctx = n_bytes, n_ctx
+        super().__init__(
+            f"the prompt of {n_bytes} bytes is far more than the context of {n_ctx} tokens that"
+            f" {model} has; shorten it, ask for a larger num_ctx, or set a larger context in the"
+            " [[model]] of that name in the configuration"
+        )
+
+
+class TooManyProbabilities(BadRequest):
+    """A reply that would not fit into the machine's memory."""
+
+    code = "too_many_probabilities"
+
+    def __init__(self, *, param: str) -> None:
+        super().__init__(
+            f"{param} must be at most {FEW_PROBABILITIES}, or max_tokens times it at most"
+            f" {MAX_PROBABILITIES}",
+            param=param,
+        )
 
 
 class _Trigger(msgspec.Struct):
@@ -48,6 +105,14 @@ class EngineMembers(msgspec.Struct):
     grammar_triggers: tuple[_Trigger, ...] | None = None
     chat_parser: msgspec.Raw = msgspec.Raw()
     """How its chat route tells the rest of it to read a reply: one that holds itself ends it."""
+    logprobs: msgspec.Raw = msgspec.Raw()
+    """A flag in a chat, a number in a completion."""
+    top_logprobs: msgspec.Raw = msgspec.Raw()
+    n_probs: msgspec.Raw = msgspec.Raw()
+    """llama-server's own name for them."""
+    max_tokens: msgspec.Raw = msgspec.Raw()
+    max_completion_tokens: msgspec.Raw = msgspec.Raw()
+    n_predict: msgspec.Raw = msgspec.Raw()
 
     def check(self) -> None:
         """Raises BadRequest for what a child would not survive."""
@@ -55,6 +120,33 @@ class EngineMembers(msgspec.Struct):
         _check_window(self.dry_penalty_last_n, param="dry_penalty_last_n")
         if bytes(self.chat_parser) not in (b"", b"null"):
             raise BadRequest("chat_parser is not offered", param="chat_parser")
+        for param in ("logprobs", "top_logprobs", "n_probs"):
+            n_probs = _number(getattr(self, param))
+            if n_probs > FEW_PROBABILITIES and n_probs * self._most_tokens() > MAX_PROBABILITIES:
+                raise TooManyProbabilities(param=param)
+
+    def _most_tokens(self) -> float:
+        """What the reply is bounded to, by any name; infinity where it is not."""
+        named = (self.max_tokens, self.max_completion_tokens, self.n_predict)
+        told = [_number(bound) for bound in named if bytes(bound) not in (b"", b"null")]
+        return max(told) if told and min(told) >= 0 else math.inf
+
+
+def check_body(body: bytes) -> None:
+    """Raises TooManyMessages, GrammarTooLarge for a child's request that it would not bear."""
+    check_messages(body)
+    check_grammars(body)
+
+
+def check_messages(body: bytes) -> None:
+    """Raises TooManyMessages for a child's chat of more than it gets through."""
+    least_bytes = MAX_MESSAGES * len(_ROLES[1])
+    if len(body) <= least_bytes or sum(map(body.count, _ROLES)) <= MAX_MESSAGES:
+        return
+    told = decoded(body, _ANY)
+    messages = told.get("messages") if isinstance(told, dict) else None
+    if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
+        raise TooManyMessages(limit=MAX_MESSAGES)
 
 
 def check_grammars(body: bytes) -> None:
@@ -70,7 +162,42 @@ def check_grammars(body: bytes) -> None:
                 raise GrammarTooLarge("rules", param=param, limit=MAX_RULES)
 
 
+def check_text(body: bytes, *, model: str, n_ctx: int) -> None:
+    """Raises TextTooLong for a child's request with a chat, or one text, of far over n_ctx."""
+    most_bytes = max(TEXT_BYTES, n_ctx * TOKEN_BYTES)
+    if len(body) <= most_bytes:
+        return
+    told = decoded(body, _ANY)
+    if not isinstance(told, dict):
+        return
+    if "messages" in told:
+        n_bytes = _n_bytes(texts_in(told)) - _n_bytes(_media(told["messages"]))
+    else:
+        n_bytes = max(len(text.encode()) for text in texts_in({**told, "": ""}))
+    if n_bytes > most_bytes:
+        raise TextTooLong(model=model, n_bytes=n_bytes, n_ctx=n_ctx)
+
+
+def _n_bytes(texts: Iterable[str]) -> int:
+    return sum(len(text.encode()) for text in texts)
+
+
+def _media(messages: object) -> Iterator[str]:
+    """What parts of messages hold of images and audio, which are no text."""
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            for key in _MEDIA if isinstance(part, dict) else ():
+                yield from texts_in(part.get(key))
+
+
 def _check_window(n_tokens: float | None, *, param: str) -> None:
     if n_tokens is not None and n_tokens > MAX_WINDOW:
         reason = f"{param} must be at most {MAX_WINDOW}, or -1 for the whole context"
         raise BadRequest(reason, param=param)
+
+
+def _number(told: msgspec.Raw) -> float:
+    """A number as it was told; 0 for nothing, and for what the child itself refuses or flags."""
+    value = msgspec.json.decode(told) if bytes(told) else 0
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else 0

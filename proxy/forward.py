@@ -24,14 +24,21 @@ from planners.usage import Usage
 from planners.view import InstanceState
 from proxy.bodies import Buffers, amended
 from proxy.child.refusals import event_error, refusal
-from proxy.child.sse import DONE, ERROR_HEAD, IS_PROGRESS, WholeEvents, without_progress
+from proxy.child.sse import (
+    DONE,
+    ERROR_HEAD,
+    IS_PROGRESS,
+    WholeEvents,
+    parted,
+    without_progress,
+)
 from proxy.child.timings import usage_in, usage_sum, usages_in
 from proxy.child.upstream import UpstreamRequest, UpstreamResponse
 from proxy.continuity.continuation import asked_by, seed_member
 from proxy.continuity.delivered import Kind
 from proxy.continuity.lasting import Lasting, Resumption
 from proxy.door import Door
-from proxy.engine_limits import check_grammars
+from proxy.engine_limits import check_body, check_text
 from proxy.errors import (
     ChildFailed,
     StreamCut,
@@ -96,10 +103,11 @@ async def converse(
     `hear` may be called twice, and starts anew. `check` sees the lease first, and may refuse, or
     give another order. What is delivered as it comes (`streams`) is read as one stream, though its
     child is lost meanwhile and another writes on.
-    Raises GrammarTooLarge, LeaseError, UpstreamError, what the two raise.
+    Raises what a child would not bear (engine_limits), LeaseError, UpstreamError, what the two
+    raise.
     """
     if not order.form:
-        check_grammars(order.body)
+        check_body(order.body)
     wanted = partial(
         door.service.lease,
         model.model_id,
@@ -112,6 +120,8 @@ async def converse(
         async with _Turn(door, exchange, wanted, times=times) as turn:
             try:
                 lease = await turn.begin()
+                if not order.form:
+                    check_text(order.body, model=model.model_id, n_ctx=lease.context)
                 changed = None if check is None else await check(lease)
                 await hear(lease, await turn.reply(changed or order, streams=streams))
                 door.service.answered(turn.lease)
@@ -332,8 +342,8 @@ async def relay_stream(
 ) -> Usage | None:
     """Passes a stream of events, unchanged and as it comes; gives what its end says it took.
 
-    Progress events are left out unless the caller asked for them. Raises ChildFailed for an error
-    before any token, StreamCut for a stream that ends with neither [DONE] nor an error.
+    Progress events are left out unless the caller asked for them. Raises ChildFailed for an error,
+    after what came before it, StreamCut for a stream that ends with neither [DONE] nor an error.
     """
     if response.status != 200:
         raise await refusal(response, lease)
@@ -373,11 +383,18 @@ class _Relayed:
             events = _without_prelude(events)
         if not events:
             return
+        error = b""
+        if ERROR_HEAD in events:
+            events, error = parted(events)
+        if events:
+            self._put(events)
+        if error:
+            raise ChildFailed(event_error(error))
+
+    def _put(self, events: bytes) -> None:
         exchange = self._exchange
         if not exchange.delivered:
             self._in_prelude = False
-            if events.startswith(ERROR_HEAD):
-                raise ChildFailed(event_error(events[6:].partition(b"\n")[0]))
             exchange.begin(Framing.SSE)
         self._before, self._last = self._last, events
         if self._n_prompts > 1:
@@ -389,9 +406,8 @@ class _Relayed:
         return self._before[-4096:] + self._last[-8192:]
 
     def check_end(self) -> None:
-        """Raises StreamCut for a stream that ended with neither [DONE] nor an error."""
-        tail = self._tail
-        if not tail.rstrip().endswith(DONE) and ERROR_HEAD not in tail:
+        """Raises StreamCut for a stream that ended without [DONE]."""
+        if not self._tail.rstrip().endswith(DONE):
             raise StreamCut(self._socket_path)
 
     def usage(self) -> Usage | None:

@@ -1,5 +1,6 @@
 """The last lines a child wrote: bounded in lines, in bytes and in work, whatever it floods."""
 
+import re
 from collections import deque
 from collections.abc import Iterator
 
@@ -9,6 +10,9 @@ MAX_CHARS = 1 << 20  # over all lines
 BURST_BYTES = 4 << 20  # read at once; a load at -lv 4 writes 40 KiB
 BYTES_PER_S = 1 << 20  # read for long: a request writes 2 KiB
 LAST_BYTES = 16 << 10  # kept of what is skipped, for it may tell why the child then died
+
+_TOLD = re.compile(rb'(got exception: )(?:\{"error":\{"code":(\d+))?.*')
+"""A refusal as a llama-server logs it: with what of the request is wrong, which may be a prompt."""
 
 
 class LogTail:
@@ -77,4 +81,8 @@ class LogTail:
 
 
 def _decoded(raw: bytes) -> str:
-    return raw[:MAX_LINE_BYTES].decode(errors="replace").rstrip("\r")
+    """A line, without what of a caller's request is in it."""
+    raw = raw[:MAX_LINE_BYTES]
+    if b"got exception: " in raw:
+        raw = _TOLD.sub(rb"\1\2 (its caller was told)", raw)
+    return raw.decode(errors="replace").rstrip("\r")

@@ -3,7 +3,9 @@
 Origin and Host come first (access.py): they keep web pages out, keys keep people out.
 """
 
-from collections.abc import Sequence
+import base64
+import binascii
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -11,7 +13,11 @@ from proxy.admission.keys import KeyRing, Scope
 from proxy.admission.scopes import is_management, scope_of
 from proxy.errors import BadRequest
 
-_BEARER = b"bearer "
+_BEARER, _BASIC = b"bearer ", b"basic "
+_PAGES = "/upstream/"
+"""Below it are the children's web chats, and what these ask for."""
+_NEAR = (b"same-origin", b"none")
+"""Sec-Fetch-Site of what a page of ours asks for, and of what a person types or bookmarked."""
 
 
 class KeyRefused(BadRequest):
@@ -21,8 +27,10 @@ class KeyRefused(BadRequest):
     code = "invalid_api_key"
     challenge = 'Bearer realm="inferenceosd"'
 
-    def __init__(self, *, was_told: bool) -> None:
+    def __init__(self, *, was_told: bool, is_page: bool = False) -> None:
         self.was_told = was_told
+        if is_page:
+            self.challenge = 'Basic realm="inferenceosd: any name, and an API key as password"'
         why = "this API key is not valid" if was_told else "an API key is needed"
         super().__init__(
             f"{why}; send one as Authorization: Bearer KEY or x-api-key: KEY"
@@ -85,6 +93,8 @@ class Gate:
     needs_key: bool
     """True where keys exist, and where the port is reached from elsewhere without --insecure."""
     management: Management = Management.OPEN
+    has_pages: bool = False
+    """True where web chats are served: there a browser may tell a key as a password."""
 
     def admit(
         self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], *, now: float
@@ -96,13 +106,14 @@ class Gate:
         if not self.needs_key and not manages:
             return _ANYBODY
         needs = scope_of(method, path)
-        tokens = _tokens(headers)
+        is_page = self.has_pages and path.startswith(_PAGES)
+        tokens = [*_tokens(headers), *(_passwords(headers) if is_page else ())]
         keys = [self.ring.holder(token, now=now) for token in tokens]
         key = next(filter(None, keys), None)
         if needs is None:
             return Caller(key.key_id if key else None, is_known=key is not None)
         if key is None:
-            raise KeyRefused(was_told=bool(tokens))
+            raise KeyRefused(was_told=bool(tokens), is_page=is_page)
         if key.scope < needs:
             raise ScopeTooSmall(has=key.scope, needs=needs)
         return Caller(key.key_id, is_known=True)
@@ -120,3 +131,21 @@ def _tokens(headers: Sequence[tuple[bytes, bytes]]) -> list[str]:
         elif name == b"x-api-key":
             told.setdefault(name, value.strip().decode("latin-1"))
     return list(told.values())
+
+
+def _passwords(headers: Sequence[tuple[bytes, bytes]]) -> Iterator[str]:
+    """What a browser tells by HTTP Basic (RFC 7617), and not because another site asked it to.
+
+    A browser adds a password to whatever any page asks of us, which a page cannot do with a key.
+    """
+    told = dict(reversed(headers))  # the first of each name
+    if told.get(b"sec-fetch-site", _NEAR[0]) not in _NEAR:
+        return
+    value = told.get(b"authorization", b"")
+    if value[: len(_BASIC)].lower() != _BASIC:
+        return
+    try:
+        pair = base64.b64decode(value[len(_BASIC) :].strip(), validate=True)
+    except binascii.Error:
+        return
+    yield pair.partition(b":")[2].decode("latin-1")

@@ -8,7 +8,10 @@ from proxy.child.upstream import UpstreamResponse
 from proxy.errors import BadJson, ChildRefused, PromptTooLong
 from supervisor.lease import Lease
 
-ERROR_BYTES = 1 << 20
+ERROR_BYTES = 64 << 20
+"""A child may say again what it was sent, indented by depth."""
+MESSAGE_LENGTH = 4096
+"""Characters of that which a caller is told."""
 
 
 class _ChildError(msgspec.Struct):
@@ -54,8 +57,8 @@ async def refusal(response: UpstreamResponse, lease: Lease) -> Exception:
         n_prompt, n_batch = int(told_of[1]), int(told_of[2])
         return PromptTooLong(model=lease.model_id, n_prompt=n_prompt, n_ctx=n_batch)
     if "json.exception." in error.message:  # a wrong body, which some builds answer with 500
-        return BadJson(error.message)
-    message = error.message or f"llama-server answered {response.status} without a message"
+        return BadJson(_told(error.message))
+    message = _told(error.message or f"llama-server answered {response.status} without a message")
     if _OUT_OF_MEMORY in message:
         why = f"llama-server ran out of host memory on this request: {message}"
         return ChildRefused(status=503, kind="out_of_memory", message=why)
@@ -64,9 +67,15 @@ async def refusal(response: UpstreamResponse, lease: Lease) -> Exception:
     return ChildRefused(status=response.status, kind=error.type, message=message)
 
 
+def _told(message: str) -> str:
+    if len(message) <= MESSAGE_LENGTH:
+        return message
+    return f"{message[:MESSAGE_LENGTH]}… ({len(message)} characters in all)"
+
+
 def event_error(event: bytes) -> str:
     """The message of an error event's payload, met in mid-stream."""
     try:
-        return _ERROR_REPLY.decode(event).error.message or "it does not say why"
+        return _told(_ERROR_REPLY.decode(event).error.message) or "it does not say why"
     except (msgspec.DecodeError, UnicodeDecodeError):
         return event[:200].decode(errors="replace")

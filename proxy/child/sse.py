@@ -49,6 +49,15 @@ def without_progress(events: bytes) -> bytes:
     return b"\n\n".join(kept)
 
 
+def parted(events: bytes) -> tuple[bytes, bytes]:
+    """Whole events up to the first that tells an error, and its payload; empty where none does.
+
+    Unmistakable: within a text its quotation marks are escaped.
+    """
+    before, head, rest = events.partition(ERROR_HEAD)
+    return before, head[6:] + rest.partition(b"\n")[0]
+
+
 class EventReader:
     """Cuts a stream into the payloads of its events, however it was cut on the way."""
 

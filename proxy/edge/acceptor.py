@@ -12,6 +12,8 @@ from ssl import SSLContext
 
 import structlog
 
+from proxy.edge.crowd import Crowd
+
 log = structlog.get_logger(__name__)
 
 BACKLOG = 2048  # uvicorn's; those wait in the kernel while there are no descriptors
@@ -31,8 +33,10 @@ class Acceptor:
         *,
         tls: SSLContext | None = None,
         handshake_s: float | None = None,
+        greeted: Crowd | None = None,
     ) -> None:
-        self._protocol, self._sock = protocol, sock
+        """`greeted` bounds handshakes under way; who is past them is the protocol's to count."""
+        self._protocol, self._sock, self._greeted = protocol, sock, greeted
         self._tls, self._handshake_s = tls, handshake_s
         self._loop = asyncio.get_running_loop()
         self._arriving: set[asyncio.Task[None]] = set()
@@ -54,7 +58,7 @@ class Acceptor:
     def _accept(self) -> None:
         for _ in range(AT_ONCE):
             try:
-                caller, _ = self._sock.accept()
+                caller, address = self._sock.accept()
             except BlockingIOError:
                 self._is_full = False  # nobody waits any more: the next lack is another one
                 return
@@ -66,11 +70,24 @@ class Acceptor:
                 self._pause(exc)
                 return
             caller.setblocking(False)
-            arrival = self._loop.create_task(self._let_in(caller), name="arrival")
+            host = address[0] if isinstance(address, tuple) else ""
+            arrival = self._loop.create_task(self._let_in(caller, host), name="arrival")
             self._arriving.add(arrival)  # the loop itself keeps but a weak reference
             arrival.add_done_callback(self._arriving.discard)
 
-    async def _let_in(self, caller: socket) -> None:
+    async def _let_in(self, caller: socket, host: str) -> None:
+        if self._greeted is None:
+            await self._connected(caller)
+        elif self._greeted.enter(host):
+            try:
+                await self._connected(caller)
+            finally:
+                self._greeted.leave(host)
+        else:
+            self._greeted.turn_away(self._loop.time())
+            caller.close()
+
+    async def _connected(self, caller: socket) -> None:
         try:
             await self._loop.connect_accepted_socket(
                 self._protocol, caller, ssl=self._tls, ssl_handshake_timeout=self._handshake_s

@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from proxy.edge.crowd import Crowd
 from proxy.edge.cycle import CYCLE, Cycle
+from proxy.edge.heads import OLD_VERSIONS, is_ambiguous
 from proxy.edge.timer import Timer
 from proxy.edge.wishes import head_without_wish
 from proxy.request_id import request_id
@@ -34,7 +35,6 @@ PIPELINED = 64  # requests that may wait behind one; browsers send none, benchma
 LEAST_BYTES_PER_S = 512  # of a body that is sent, or a reply that is read; Apache's reqtimeout: 500
 
 _TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-_OLD_VERSIONS = ("0.9", "1.0")
 _ASGI: ASGIVersions = {"version": "3.0", "spec_version": "2.3"}
 
 
@@ -159,7 +159,8 @@ class DoorProtocol(HttpToolsProtocol):
         if len(self.url) > URL_BYTES or len(self.headers) > HEADERS or self._is_head_too_long():
             self._refused_with = self._excess()
             raise HeadTooLarge
-        if len(self.pipeline) >= PIPELINED or self._has_many_hosts():
+        version = self.parser.get_http_version()
+        if len(self.pipeline) >= PIPELINED or is_ambiguous(version, self.url, self.headers):
             raise Unacceptable
         self._in_head, self._in_body = False, True
         self._bare_bytes = 0
@@ -187,6 +188,8 @@ class DoorProtocol(HttpToolsProtocol):
         self._body_timer.stop()
         if self._newest is not None and not self._newest.response_complete:
             self._newest.end_body()
+        if not self.pipeline:
+            self.flow.resume_reading()  # else a caller who leaves after a long body goes unnoticed
 
     def _begin_request(self) -> None:
         """Makes a request of a head, and begins to answer it unless another is answered still."""
@@ -196,9 +199,9 @@ class DoorProtocol(HttpToolsProtocol):
             self.transport,
             self.flow,
             logger=self.logger,
-            is_old=version in _OLD_VERSIONS,
+            is_old=version in OLD_VERSIONS,
             expects_100=self.expect_100_continue,
-            keep_alive=version not in _OLD_VERSIONS and self.parser.should_keep_alive(),
+            keep_alive=version not in OLD_VERSIONS and self.parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
         cycle.scope[CYCLE] = cycle  # type: ignore[literal-required]
@@ -297,10 +300,6 @@ class DoorProtocol(HttpToolsProtocol):
         if self.parser.get_method() == b"CONNECT":
             raise Unacceptable
         self.scope = self._scope(self.parser.get_http_version())
-
-    def _has_many_hosts(self) -> bool:
-        """More than one Host (RFC 9112, 3.2): which one is meant, others may see differently."""
-        return [name for name, _ in self.headers].count(b"host") > 1
 
     @property
     def _is_answering(self) -> bool:

@@ -33,6 +33,7 @@ class DoorServer(uvicorn.Server):
     ) -> None:
         self._acceptors: list[Acceptor] = []
         self._tls = tls
+        self._greeted = Crowd(crowd.limits)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -66,8 +67,13 @@ class DoorServer(uvicorn.Server):
         for sock in sockets:
             # Who may open a Unix socket is on this machine: nobody listens in between.
             tls = None if sock.family == AF_UNIX else self._tls
-            handshake_s = None if tls is None else HANDSHAKE_S
-            self._acceptors.append(Acceptor(protocol, sock, tls=tls, handshake_s=handshake_s))
+            if tls is None:
+                acceptor = Acceptor(protocol, sock)
+            else:
+                acceptor = Acceptor(
+                    protocol, sock, tls=tls, handshake_s=HANDSHAKE_S, greeted=self._greeted
+                )
+            self._acceptors.append(acceptor)
         self.started = True
 
     async def drain(self, *, drain_s: float) -> None:

@@ -16,6 +16,7 @@ from proxy.child.sse import (
     PROGRESS,
     EventReader,
     WholeEvents,
+    parted,
     without_progress,
 )
 from proxy.child.timings import usage_in, usage_sum
@@ -185,7 +186,7 @@ async def _relayed(
         raise await refusal(response, lease)
     relayed = _Relayed(exchange, response.socket_path, shows_progress)
     await response.pour(relayed.take, exchange.to_caller)
-    if relayed.n_ended < n_prompts and not relayed.has_failed:
+    if relayed.n_ended < n_prompts:
         raise StreamCut(response.socket_path)
     await exchange.finish()
     return relayed.usages
@@ -199,7 +200,6 @@ class _Relayed:
         self._whole = WholeEvents(socket_path)
         self.n_ended = 0
         """Prompts whose reply is over."""
-        self.has_failed = False
         self.usages: list[Usage] = []
 
     def take(self, arrived: bytes) -> None:
@@ -209,16 +209,22 @@ class _Relayed:
             events = without_progress(events)
         if not events:
             return
-        is_error = events.startswith(ERROR_HEAD)
+        error = b""
+        if ERROR_HEAD in events:
+            events, error = parted(events)
+        if events:
+            self._put(events)
+        if error:
+            raise ChildFailed(event_error(error))
+
+    def _put(self, events: bytes) -> None:
+        exchange = self._exchange
         if not exchange.delivered:
-            if is_error:
-                raise ChildFailed(event_error(events[6:].partition(b"\n")[0]))
             exchange.begin(Framing.SSE)
         if _IS_LAST in events:
             ends = [event for event in events.split(b"\n\n") if _IS_LAST in event]
             self.usages += [usage for usage in map(usage_in, ends) if usage is not None]
             self.n_ended += len(ends)
-        self.has_failed = self.has_failed or is_error
         exchange.put(events)
 
 

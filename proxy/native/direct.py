@@ -54,8 +54,14 @@ _FILE = re.compile(
 _ASKED_WITH = (b"accept-encoding", b"if-none-match")
 _TOLD_WITH = (
     b"content-encoding", b"etag", b"cache-control", b"cross-origin-embedder-policy",
-    b"cross-origin-opener-policy", b"content-security-policy", b"vary",
+    b"cross-origin-opener-policy", b"vary",
 )  # fmt: skip
+_POLICY = (
+    (b"content-security-policy", b"frame-ancestors 'self'; base-uri 'self'; object-src 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+)
+"""A page of elsewhere frames no web chat, to have its visitor click there."""
 
 
 class NotOffered(BadRequest):
@@ -136,4 +142,4 @@ async def _fetched(door: Door, exchange: Exchange, target: bytes) -> None:
             raise
     told = [(name, value) for name in _TOLD_WITH if (value := response.header(name))]
     kind = response.header(b"content-type")
-    await exchange.reply(response.status, body, content_type=kind, headers=told)
+    await exchange.reply(response.status, body, content_type=kind, headers=[*told, *_POLICY])

@@ -40,10 +40,6 @@ class _Asked(EngineMembers):
     """llama-server's own name for n."""
     prompt: msgspec.Raw = ABSENT
     input: msgspec.Raw = ABSENT
-    logprobs: msgspec.Raw = ABSENT
-    """A flag in a chat, a number in a completion."""
-    n_probs: msgspec.Raw = ABSENT
-    """llama-server's own name for them."""
     verbose: bool | None = None
     return_progress: bool | None = None
     keep_alive: float | str | None = None

@@ -24,14 +24,32 @@ def fleet(folder: Path) -> FleetOfOne:
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v1/nope", 404, "route_not_found"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("DELETE", "/v1/models/x", 405, "method_not_allowed"),
+        ("GET", "/completion", 405, "method_not_allowed"),
+    ],
+)
+async def test_elsewhere_a_path_without_an_answer_is_an_error_in_its_dialect(
+    tmp_path: Path, method: str, path: str, status: int, code: str
+) -> None:
+    async with serving(fleet(tmp_path)) as at:
+        reply = await at.client.request(method, path)
+
+    assert reply.status_code == status
+    assert reply.json()["error"]["code"] == code
+    assert (status == 405) == ("allow" in reply.headers)
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status", "body"),
     [
         ("GET", "/", 200, "Ollama is running"),
         ("HEAD", "/", 200, ""),
         ("GET", "/nope", 404, "404 page not found"),
-        ("GET", "/v1/nope", 404, "404 page not found"),
         ("GET", "/api/chat", 405, "405 method not allowed"),
-        ("DELETE", "/v1/models/x", 405, "405 method not allowed"),
         ("GET", "//api/version", 200, '{"version":"0.24.0"}'),
         ("GET", "/api/version/", 200, '{"version":"0.24.0"}'),
         ("POST", "//api/embeddings", 400, '{"error":"missing request body"}'),

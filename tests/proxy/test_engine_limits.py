@@ -1,15 +1,29 @@
 """What would end a child for everybody, on every way to it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from proxy.engine_limits import MAX_GROUPS, MAX_RULES, MAX_WINDOW, GrammarTooLarge, check_grammars
+from proxy.engine_limits import (
+    MAX_GROUPS,
+    MAX_MESSAGES,
+    MAX_RULES,
+    MAX_WINDOW,
+    TEXT_BYTES,
+    TOKEN_BYTES,
+    GrammarTooLarge,
+    TextTooLong,
+    TooManyMessages,
+    check_grammars,
+    check_messages,
+    check_text,
+)
 from tests.fakes.fleet_of_one import fleet_of_one
 from tests.fakes.real_engine import engine
-from tests.fakes.serving import serving
+from tests.fakes.serving import SETTINGS, serving
 
 ENOUGH, TOO_MANY = "(" * MAX_GROUPS, "(" * (MAX_GROUPS + 1)
 RULES = 'a ::= "b"\n' * (MAX_RULES + 1)
@@ -168,3 +182,125 @@ async def test_an_engine_outlives_what_is_let_through(
 
     assert (reply.status_code, after.status_code) == (status, 200)
     assert fleet.launches == 1
+
+
+@pytest.mark.parametrize("role", [b'"role"', rb'"r\u006fle"'], ids=["plain", "escaped"])
+def test_more_messages_than_a_template_gets_through_are_refused(role: bytes) -> None:
+    message = b"{" + role + b':"user","content":""}'
+
+    def chat(n: int) -> bytes:
+        return b'{"messages":[' + b",".join([message] * n) + b"]}"
+
+    check_messages(chat(MAX_MESSAGES))
+    with pytest.raises(TooManyMessages):
+        check_messages(chat(MAX_MESSAGES + 1))
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES * (MAX_MESSAGES + 1)}),
+        ("/v1/messages", {"messages": MESSAGES * (MAX_MESSAGES + 1), "max_tokens": 1}),
+        ("/v1/messages/count_tokens", {"messages": MESSAGES * (MAX_MESSAGES + 1)}),
+        ("/v1/responses", {"input": MESSAGES * (MAX_MESSAGES + 1)}),
+        ("/api/chat", {"messages": MESSAGES * (MAX_MESSAGES + 1)}),
+        ("/apply-template", {"messages": MESSAGES * (MAX_MESSAGES + 1)}),
+    ],
+)
+async def test_no_route_brings_them_to_a_child(
+    tmp_path: Path, path: str, told: dict[str, Any]
+) -> None:
+    async with fleet_of_one(tmp_path) as fleet, serving(fleet) as at:
+        reply = await at.client.post(path, json={"model": "tiny", **told})
+
+    assert reply.status_code == 400
+    assert f"more than {MAX_MESSAGES} messages" in reply.text
+
+
+@pytest.mark.parametrize(
+    ("path", "told", "status"),
+    [
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 20}, 200),
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 65}, 400),
+        ("/v1/chat/completions", {"n_probs": 49152, "max_tokens": 2}, 200),
+        ("/v1/chat/completions", {"n_probs": 49152, "max_tokens": 3}, 400),
+        ("/v1/chat/completions", {"n_probs": 49152, "max_tokens": 1, "n_predict": -1}, 400),
+        ("/v1/completions", {"prompt": "a", "logprobs": 49152}, 400),
+        ("/completion", {"prompt": "a", "n_probs": 49152}, 400),
+        ("/completion", {"prompt": "a", "n_probs": 49152, "n_predict": 2}, 200),
+        ("/infill", {"input_prefix": "a", "n_probs": 49152}, 400),
+    ],
+)
+async def test_probabilities_that_would_fill_the_memory_are_refused(
+    tmp_path: Path, path: str, told: dict[str, Any], status: int
+) -> None:
+    async with fleet_of_one(tmp_path) as fleet, serving(fleet) as at:
+        reply = await at.client.post(path, json={"model": "tiny", "messages": MESSAGES, **told})
+
+    assert reply.status_code == status, reply.text
+    assert status == 200 or reply.json()["error"]["code"] == "too_many_probabilities"
+
+
+LONG = "x" * TEXT_BYTES
+
+
+def part(**told: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [told]}]}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"messages": [{"role": "user", "content": LONG + "x"}]},
+        {
+            "messages": [{"role": "user", "content": LONG[:-9]}],
+            "tools": [{"image_url": "0123456789"}],
+        },
+        part(type="text", text=LONG + "x"),
+        {"prompt": LONG + "x"},
+        {"input": ["a", LONG + "x"]},
+        {"content": LONG + "x"},
+        {"input_prefix": LONG + "x"},
+    ],
+    ids=["a message", "tools", "a part", "prompt", "input", "content", "input_prefix"],
+)
+def test_far_more_text_than_a_context_holds_is_refused(told: dict[str, Any]) -> None:
+    with pytest.raises(TextTooLong):
+        check_text(json.dumps(told).encode(), model="tiny", n_ctx=4096)
+
+
+@pytest.mark.parametrize(
+    ("told", "n_ctx"),
+    [
+        ({"prompt": LONG}, 4096),
+        ({"prompt": LONG + "x"}, TEXT_BYTES // TOKEN_BYTES + 1),
+        ({"input": [LONG] * 3}, 4096),
+        (part(type="image_url", image_url={"url": "data:image/png;base64," + LONG}), 4096),
+        (part(type="input_audio", input_audio={"data": LONG}), 4096),
+    ],
+    ids=["at the limit", "a large context", "several texts", "an image", "audio"],
+)
+def test_what_a_context_may_hold_goes_on_and_images_are_no_text(
+    told: dict[str, Any], n_ctx: int
+) -> None:
+    check_text(json.dumps(told).encode(), model="tiny", n_ctx=n_ctx)
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": LONG}], "max_tokens": 1}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": LONG}]}),
+        ("/api/chat", {"messages": [{"role": "user", "content": LONG}], "truncate": True}),
+        ("/v1/completions", {"prompt": LONG + "x"}),
+        ("/tokenize", {"content": LONG + "x"}),
+    ],
+)
+async def test_no_child_counts_its_tokens(tmp_path: Path, path: str, told: dict[str, Any]) -> None:
+    wide = replace(SETTINGS, max_body_bytes=1 << 22)
+    async with fleet_of_one(tmp_path) as fleet, serving(fleet, settings=wide) as at:
+        reply = await at.client.post(path, json={"model": "tiny", **told})
+
+    assert reply.status_code == 400
+    assert "far more than the context of 4096 tokens" in reply.text

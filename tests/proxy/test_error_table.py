@@ -216,6 +216,22 @@ async def test_a_stream_that_breaks_ends_with_an_error_in_its_dialect(
     assert '"done":true' not in reply.text
 
 
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions", "/completion"])
+async def test_a_childs_error_in_mid_stream_is_worded_as_any_other_and_counted(
+    tmp_path: Path, route: str
+) -> None:
+    async with fleet_of_one(tmp_path, faults={"error_at_token": 2}) as fleet, serving(fleet) as at:
+        told = {"model": "tiny", "prompt": "one two", "messages": [], "stream": True}
+        reply = await at.client.post(route, json=told)
+        metrics = (await at.client.get("/metrics")).text
+
+    *_, last, _ = reply.text.split("\n\n")
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert (error["type"], error["code"], error["param"]) == ("api_error", "model_failed", None)
+    assert reply.text.count('"error"') == 1
+    assert 'inferenceosd_errors_total{code="model_failed"} 1.0' in metrics
+
+
 @EACH_ROUTE
 async def test_tokens_that_came_with_an_error_are_told_before_it(
     tmp_path: Path, route: str

@@ -142,12 +142,12 @@ async def test_a_stream_that_begins_in_time_has_no_comment(tmp_path: Path) -> No
         ({"load_s": 0.4, "die_while_loading": "crash"}, {}, "request_ends_model"),
         ({"load_s": 0.4}, {"messages": [{"content": "word " * 5000}]}, "context_length_exceeded"),
         ({"load_s": 0.4, "die_before_reply": True}, {}, "request_ends_model"),
-        ({"prompt_s": 0.4, "error_at_token": 0}, {}, 500),
+        ({"prompt_s": 0.4, "error_at_token": 0}, {}, "model_failed"),
     ],
     ids=["a load that fails", "too long a prompt", "a lost child", "an error of the child's"],
 )
 async def test_an_error_after_a_comment_is_an_event_that_ends_the_stream(
-    tmp_path: Path, faults: dict[str, Any], more: dict[str, Any], code: object
+    tmp_path: Path, faults: dict[str, Any], more: dict[str, Any], code: str
 ) -> None:
     async with (
         fleet_of_one(tmp_path, faults=faults) as fleet,

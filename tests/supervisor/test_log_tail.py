@@ -1,3 +1,5 @@
+import pytest
+
 from supervisor.log_tail import BURST_BYTES, MAX_CHARS, MAX_LINE_BYTES, LogTail
 
 
@@ -83,3 +85,23 @@ def test_long_lines_make_way_by_their_length() -> None:
         fed(tail, b"y" * MAX_LINE_BYTES + b"\n", now_s=float(n))
 
     assert sum(map(len, tail.last(10_000))) <= MAX_CHARS
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        (b'{"error":{"code":500,"message":"Failed to parse tools: SECRET"}}', "500 "),
+        (b'{"error":{"code":400,"message":"' + b"SECRET" * 2000, "400 "),
+        (b"SECRET", " "),
+    ],
+    ids=["whole", "longer than a line", "of another shape"],
+)
+def test_what_a_child_says_of_a_refused_request_is_not_kept(said: bytes, kept: str) -> None:
+    tail = LogTail()
+
+    lines = list(tail.feed(b"4.18.394.789 W srv    operator(): got exception: " + said, now_s=0.0))
+    unfinished = tail.last(1)
+    lines += tail.feed(b"\n", now_s=0.0)
+
+    line = f"4.18.394.789 W srv    operator(): got exception: {kept.strip()} (its caller was told)"
+    assert (lines, unfinished) == ([line], (line,))

@@ -1,5 +1,6 @@
 """proxy.admission.gate: by itself, and before the real routes on a real port."""
 
+import base64
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -203,6 +204,73 @@ async def test_who_shows_no_key_learns_that_it_lives_and_no_counts(idle: FleetOf
     assert stranger.json() == {"status": "ok"}
     assert known.json()["models"] == 1
     assert root.status_code == 200
+
+
+PAGES = replace(LOCKED, has_pages=True)
+PAGE = "/upstream/tiny/"
+
+
+def basic(password: str, user: str = "me") -> tuple[bytes, bytes]:
+    return b"authorization", b"Basic " + base64.b64encode(f"{user}:{password}".encode())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [basic(INFER)],
+        [basic(INFER, user="")],
+        [basic(INFER), (b"sec-fetch-site", b"none")],
+        [basic(INFER), (b"sec-fetch-site", b"same-origin")],
+    ],
+)
+def test_a_browser_tells_a_key_as_a_password_where_there_is_a_web_chat(
+    headers: Sequence[tuple[bytes, bytes]],
+) -> None:
+    assert PAGES.admit("GET", PAGE, headers, now=NOW) == Caller(KEYS[0].key_id, is_known=True)
+
+
+@pytest.mark.parametrize(
+    ("gate", "path", "headers"),
+    [
+        (LOCKED, PAGE, [basic(INFER)]),
+        (PAGES, "/api/chat", [basic(INFER)]),
+        (PAGES, "/v1/chat/completions", [basic(INFER)]),
+        (PAGES, PAGE, [basic(INFER), (b"sec-fetch-site", b"cross-site")]),
+        (PAGES, PAGE, [basic(INFER), (b"sec-fetch-site", b"same-site")]),
+        (PAGES, PAGE, [basic("", user=INFER)]),
+        (PAGES, PAGE, [basic(INFER[:-1])]),
+        (PAGES, PAGE, [(b"authorization", b"Basic " + INFER.encode())]),
+        (PAGES, PAGE, [(b"authorization", b"Basic \xff=")]),
+    ],
+    ids=[
+        "no web chat",
+        "Ollama's routes",
+        "OpenAI's routes",
+        "another site's wish",
+        "another port's wish",
+        "a key as name",
+        "wrong",
+        "no Base64",
+        "no ASCII",
+    ],
+)
+def test_a_password_opens_nothing_else_and_not_because_another_page_asks(
+    gate: Gate, path: str, headers: Sequence[tuple[bytes, bytes]]
+) -> None:
+    with pytest.raises(KeyRefused):
+        gate.admit("GET", path, headers, now=NOW)
+
+
+async def test_a_browser_is_asked_for_a_password_and_then_let_in(idle: FleetOfOne) -> None:
+    async with serving(idle, settings=replace(SETTINGS, gate=PAGES, ui=True)) as at:
+        asked = await at.client.get("/upstream/tiny")
+        let_in = await at.client.get("/upstream/tiny", auth=("me", INFER))
+        elsewhere = await at.client.get("/api/tags", auth=("me", INFER))
+
+    assert asked.status_code == 401
+    assert asked.headers["www-authenticate"].startswith('Basic realm="')
+    assert let_in.status_code == 308
+    assert elsewhere.headers["www-authenticate"] == 'Bearer realm="inferenceosd"'
 
 
 @pytest.mark.parametrize("path", ["//api//chat", "/api/chat/", "/api/%63hat", "/api/ch%61t/"])

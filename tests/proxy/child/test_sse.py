@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.child.sse import EventReader, WholeEvents
+from proxy.child.sse import EventReader, WholeEvents, parted
 
 PAYLOADS = st.lists(st.binary(min_size=1, max_size=60).filter(lambda b: b"\n" not in b), max_size=8)
 
@@ -58,3 +58,23 @@ def test_half_an_event_is_held_back() -> None:
     assert whole.take(b"data: 1\n\ndata: 2") == b"data: 1\n\n"
     assert whole.take(b"\n") == b""
     assert whole.take(b"\n") == b"data: 2\n\n"
+
+
+ERROR = b'data: {"error":{"code":500}}\n\n'
+SAID = b'data: {"text":"data: {\\"error\\":"}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("events", "before", "error"),
+    [
+        (SAID, SAID, b""),
+        (ERROR, b"", b'{"error":{"code":500}}'),
+        (SAID + ERROR, SAID, b'{"error":{"code":500}}'),
+        (ERROR + SAID, b"", b'{"error":{"code":500}}'),
+    ],
+    ids=["a text that looks like one", "alone", "after a token", "before another event"],
+)
+def test_an_error_is_told_from_what_came_before_it(
+    events: bytes, before: bytes, error: bytes
+) -> None:
+    assert parted(events) == (before, error)

@@ -56,6 +56,16 @@ def with_length(path: bytes, body: bytes) -> bytes:
         pytest.param(b"GET /api/version\0 HTTP/1.1\r\nHost: a\r\n\r\n", id="NUL in the address"),
         pytest.param(b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n", id="no ASCII"),
         pytest.param(GET + b"Host: evil.example\r\n\r\n", id="two hosts"),
+        pytest.param(b"GET /api/version HTTP/1.1\r\n\r\n", id="no host"),
+        pytest.param(
+            b"GET http://evil.example/api/version HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            id="another host in the address",
+        ),
+        pytest.param(
+            b"POST /api/show HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            id="chunks of old",
+        ),
+        pytest.param(POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", id="gzip"),
         pytest.param(b"CONNECT localhost:22 HTTP/1.1\r\nHost: a\r\n\r\n", id="a tunnel"),
         pytest.param(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", id="HTTP/2 without asking"),
         pytest.param(
@@ -104,7 +114,7 @@ async def test_a_head_may_come_byte_by_byte(idle: FleetOfOne) -> None:
 @pytest.mark.parametrize(
     ("address", "status"),
     [
-        (b"http://localhost/api/version", b"200"),
+        (b"http://a.local/api/version", b"200"),
         (b"//api///version", b"200"),
         (b"/api/%76ersion", b"200"),
         (b"/api/x/../version", b"404"),

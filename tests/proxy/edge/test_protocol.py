@@ -238,6 +238,24 @@ async def test_no_model_works_on_for_a_caller_who_may_have_left(
         await until_free(fleet)
 
 
+@pytest.mark.parametrize("kib", [70, 100, 300])
+async def test_a_caller_who_leaves_is_noticed_however_long_its_prompt_was(
+    tmp_path: Path, kib: int
+) -> None:
+    body = CHAT[:-1] + b', "padding": "' + b"x" * (kib << 10) + b'"}'
+    async with (
+        fleet_of_one(tmp_path, faults={"prompt_s": 60.0}) as fleet,
+        calling(fleet) as caller,
+    ):
+        caller.writer.write(post(b"/api/chat", body))
+        async with asyncio.timeout(SOON_S):
+            while not fleet.leases:
+                await asyncio.sleep(0.01)  # cadence
+        caller.writer.close()
+
+        await until_free(fleet)
+
+
 async def test_a_caller_who_ends_in_mid_request_is_closed(idle: FleetOfOne) -> None:
     async with calling(idle) as caller:
         await caller.send(GET)

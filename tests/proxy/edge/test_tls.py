@@ -2,12 +2,14 @@
 
 import asyncio
 import ssl
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
 from inferenceosd.tls_files import TlsFiles, TlsRefused
+from proxy.edge.crowd import Crowd, CrowdLimits
 from tests.fakes.certificates import certificate
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
 from tests.fakes.serving import Served, serving
@@ -141,3 +143,36 @@ async def test_who_speaks_no_tls_is_closed_and_others_are_served(
     assert b"HTTP/1.1" not in told
     assert name == "server"
     assert [record for record in caplog.records if record.exc_info] == []
+
+
+async def test_handshakes_that_do_not_end_are_no_more_than_connections_may_be(
+    idle: FleetOfOne, tmp_path: Path
+) -> None:
+    cert, key = certificate(tmp_path)
+    crowd = Crowd(CrowdLimits(in_all=3, per_address=3))
+    async with (
+        serving(idle, tls=TlsFiles(str(cert), str(key)).context, crowd=crowd) as at,
+        AsyncExitStack() as held,
+    ):
+        silent = []
+        for _ in range(4):
+            reader, writer = await asyncio.open_connection("127.0.0.1", at.port)
+            held.callback(writer.close)
+            silent.append((reader, writer))
+        async with asyncio.timeout(SOON_S):
+            told = await silent[3][0].read()  # it is closed, as one too many
+        silent[0][1].close()
+        name = await shown_in_the_end(at, trusting(cert))
+
+    assert told == b""
+    assert name == "server"
+
+
+async def shown_in_the_end(at: Served, trust: ssl.SSLContext) -> str:
+    """As `shown`, once there is room."""
+    async with asyncio.timeout(SOON_S):
+        while True:
+            try:
+                return await shown(at, trust)
+            except OSError:
+                await asyncio.sleep(0.02)  # cadence

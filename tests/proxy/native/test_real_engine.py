@@ -234,6 +234,7 @@ async def test_the_web_chat_and_the_calls_that_it_makes_work_below_its_model(
         reply = await at.client.post("/upstream/smollm2/v1/chat/completions", json=chat)
 
     assert page.headers["content-type"].startswith("text/html")
+    assert page.headers["content-security-policy"].startswith("frame-ancestors 'self'")
     assert {one.headers["content-type"] for one in files} >= {"application/javascript", "text/css"}
     assert {one.status_code for one in files} == {200}
     assert again.status_code in (200, 304)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.fleet_of_one import FleetOfOne, served_model
+from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, model_info, served_model
 from tests.fakes.serving import serving
 
 RANK = {"query": "a", "documents": ["b"]}
@@ -32,3 +32,29 @@ async def test_a_text_model_hears_nothing(tmp_path: Path) -> None:
     assert '"tiny" does not support audio' in reply.json()["error"]["message"]
     assert unknown.status_code == 404
     assert fleet.launches == 0
+
+
+@pytest.mark.parametrize(
+    ("route", "pooling", "told", "says"),
+    [
+        ("/embedding", "mean", {"content": "one two three four"}, "the prompt of 4 tokens"),
+        ("/embeddings", "mean", {"input": "one two three four"}, "the prompt of 4 tokens"),
+        ("/embedding", "mean", {"content": [1, 2, 3, 4]}, "the prompt of 4 tokens"),
+        ("/embedding", "mean", {"content": ["a", "one two three four"]}, "prompt 2 of 2"),
+        ("/rerank", "rank", {"query": "one two", "documents": ["a", "b c"]}, "prompt 2 of 2"),
+        ("/v1/rerank", "rank", {"query": "one two", "texts": ["b c"]}, "the prompt of 4 tokens"),
+    ],
+)
+async def test_what_is_over_its_own_num_ctx_is_refused_with_the_numbers(
+    tmp_path: Path, route: str, pooling: str, told: dict[str, object], says: str
+) -> None:
+    file = tmp_path / "tiny.gguf"
+    file.touch()
+    model = served_model(path=str(file), info=model_info(pooling=pooling))
+    async with fleet_of_one(tmp_path, model=model) as fleet, serving(fleet) as at:
+        reply = await at.client.post(route, json={"model": "tiny", "num_ctx": 3, **told})
+
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert says in error["message"]
+    assert "num_ctx of 3 tokens" in error["message"]
