@@ -16,6 +16,7 @@ from inferenceosd.config import Config
 from inferenceosd.config_changes import changed_settings, drained_models, needs_restart
 from inferenceosd.config_error import ConfigError
 from inferenceosd.door_lock import DoorLock, check_lock
+from inferenceosd.edits import until_written
 from inferenceosd.listening import is_local
 from inferenceosd.logs import configure_logging
 from inferenceosd.recording import recorded_now
@@ -185,6 +186,7 @@ class Control:
     async def reload(self) -> ReloadReport:
         """Read the configuration again and go by it. Raises ReloadRefused; then nothing changed."""
         async with self._changing:
+            await until_written(self._config.file)
             try:
                 config = self._reread()
                 check_lock(config, is_local=self._would_be_local(config))
