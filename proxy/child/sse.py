@@ -71,6 +71,8 @@ class EventReader:
     def feed(self, chunk: bytes) -> list[bytes]:
         """The payloads that `chunk` completes, without comments. Raises UpstreamBroken."""
         parts = self._parts
+        if not parts and chunk.startswith(b"data: ") and chunk.find(b"\n\n") == len(chunk) - 2:
+            return [chunk[6:-2]]  # as nearly all: one event, whole
         if b"\n\n" not in chunk and not (
             parts and parts[-1].endswith(b"\n") and chunk.startswith(b"\n")
         ):

@@ -1,5 +1,6 @@
 """llama-server's events, read into the pieces that Ollama's replies are made of."""
 
+import re
 from typing import Any, Protocol
 
 import msgspec
@@ -62,8 +63,35 @@ class _CompletionEvent(Event):
     completion_probabilities: list[_Probability] | None = None
 
 
+_STRING = re.compile(rb'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4}))*"')
 _CHAT = msgspec.json.Decoder(_ChatEvent)
 _COMPLETION = msgspec.json.Decoder(_CompletionEvent)
+
+
+class _Around:
+    """What stands around the text in a chunk that holds nothing else of interest.
+
+    One token's chunk is like the one before but for its text: who knows what that one says need
+    not read this one.
+    """
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self) -> None:
+        self._before = self._after = b""
+
+    def note(self, event: bytes, text: bytes) -> None:
+        """Takes a chunk that was read, and holds but this text, a JSON string."""
+        before, _, after = event.partition(text)
+        if before.endswith(b'"content":'):
+            self._before, self._after = before, after
+
+    def text_in(self, event: bytes) -> bytes | None:
+        """The text of a chunk that is like the one noted; None where it is not, or is empty."""
+        if not (self._before and event.startswith(self._before) and event.endswith(self._after)):
+            return None
+        text = event[len(self._before) : -len(self._after)]
+        return text if text != EMPTY and _STRING.fullmatch(text) else None
 
 
 class ChatReading:
@@ -74,8 +102,11 @@ class ChatReading:
         self.finish: str | None = None
         self.timings = Timings()
         self._calls = ToolCalls()
+        self._around = _Around()
 
     def read(self, event: bytes) -> Piece | None:
+        if (alike := self._around.text_in(event)) is not None:
+            return Piece(alike)
         if event == DONE:
             return None
         told = read_event(event, _CHAT, self._socket_path)
@@ -93,6 +124,8 @@ class ChatReading:
         has_text, has_thinking = _says_something(text), _says_something(thinking)
         if not has_text and not has_thinking and choice.logprobs is None:
             return None
+        if has_text and (told.timings, choice) == (None, _Choice(Delta(content=delta.content))):
+            self._around.note(event, text)
         return Piece(
             text if has_text else EMPTY,
             thinking if has_thinking else b"",

@@ -21,6 +21,48 @@ def test_a_chunks_text_is_taken_as_it_is_written() -> None:
     assert reading.read(event) == Piece(b'"\\u00e9\\n\\"q\\""')
 
 
+QUOTES = rb'"\"}}],\"x"'
+CHUNK = b'{"choices":[{"finish_reason":%b,"delta":{"content":%b}}],"id":"%b"%b}'
+
+
+@pytest.mark.parametrize(
+    ("event", "piece"),
+    [
+        pytest.param(CHUNK % (b"null", b'"b"', b"1", b""), Piece(b'"b"'), id="another text"),
+        pytest.param(CHUNK % (b"null", b'"b"', b"2", b""), Piece(b'"b"'), id="another id"),
+        pytest.param(
+            CHUNK % (b"null", b'"b","reasoning_content":"c"', b"1", b""),
+            Piece(b'"b"', b'"c"'),
+            id="thinking too",
+        ),
+        pytest.param(CHUNK % (b"null", b'""', b"1", b""), None, id="no text"),
+        pytest.param(CHUNK % (b"null", b"null", b"1", b""), None, id="null"),
+        pytest.param(
+            CHUNK % (b"null", QUOTES, b"1", b""), Piece(QUOTES), id="quotes"
+        ),
+    ],
+)  # fmt: skip
+def test_a_chunk_like_the_one_before_is_read_as_any_other(
+    event: bytes, piece: Piece | None
+) -> None:
+    reading = ChatReading("child", top_logprobs=0)
+    for _ in range(2):
+        assert reading.read(CHUNK % (b"null", b'"a"', b"1", b"")) == Piece(b'"a"')
+
+    assert reading.read(event) == piece
+    assert reading.finish is None
+
+
+def test_a_chunk_like_the_one_before_that_ends_the_reply_or_is_none_is_not_taken_for_it() -> None:
+    reading = ChatReading("child", top_logprobs=0)
+    reading.read(CHUNK % (b"null", b'"a"', b"1", b""))
+
+    assert reading.read(CHUNK % (b'"length"', b'"b"', b"1", b"")) == Piece(b'"b"')
+    assert reading.finish == "length"
+    with pytest.raises(UpstreamBroken):
+        reading.read(CHUNK % (b"null", b'"b" "c"', b"1", b""))
+
+
 @pytest.mark.parametrize(
     "event",
     [
