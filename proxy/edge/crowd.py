@@ -35,8 +35,9 @@ ANSWERS = 256  # to those turned away, per window: each holds its socket for a s
 class Crowd:
     """Those who are connected now."""
 
-    def __init__(self, limits: CrowdLimits) -> None:
+    def __init__(self, limits: CrowdLimits, *, window_s: float = WINDOW_S) -> None:
         self.limits = limits
+        self._every_s = window_s
         self._by_origin: Counter[str] = Counter()
         self._in_all = 0
         self._turned_away = self._told_away = 0
@@ -63,7 +64,7 @@ class Crowd:
             self._told_s = now_s
             log.warning("door.crowded", connections=self._in_all, turned_away=self._turned_away)
             self._turned_away = 0
-        if now_s - self._window_s >= WINDOW_S:
+        if now_s - self._window_s >= self._every_s:
             self._window_s, self._told_away = now_s, 0
         self._told_away += 1
         return self._told_away <= ANSWERS
