@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from proxy.child.connection import ALWAYS_READY
 from proxy.child.upstream import UpstreamPools
 from proxy.errors import UpstreamBroken, UpstreamError, UpstreamGone
 
@@ -229,6 +230,128 @@ async def test_what_has_arrived_together_is_read_together(pools: UpstreamPools, 
 
     assert b"".join(chunks) == b"hello" * 100
     assert len(chunks) < 10
+
+
+class Slow:
+    """A reader that has enough until it is told otherwise."""
+
+    def __init__(self) -> None:
+        self.asked, self.wakes = asyncio.Event(), asyncio.Event()
+
+    @property
+    def is_slow(self) -> bool:
+        return not self.wakes.is_set()
+
+    async def drained(self) -> None:
+        self.asked.set()
+        await self.wakes.wait()
+
+
+async def test_what_is_poured_is_taken_before_more_of_it_comes(
+    pools: UpstreamPools, path: Path
+) -> None:
+    taken: list[bytes] = []
+    more = asyncio.Event()
+
+    async def script(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"{}")
+        writer.write(CHUNKED + b"3\r\none\r\n")
+        await more.wait()
+        writer.write(b"3\r\ntwo\r\n0\r\n\r\n")
+        await reader.read()
+
+    def take(data: bytes) -> None:
+        taken.append(data)
+        more.set()
+
+    async with (
+        listening(path, lambda _: (script,)),
+        pools.request(str(path), method=b"POST", target=b"/", body=(b"{}",)) as response,
+    ):
+        await response.pour(take, ALWAYS_READY)
+
+    assert taken == [b"one", b"two"]
+
+
+async def test_while_its_reader_is_slow_nothing_is_poured_and_the_child_waits(
+    pools: UpstreamPools, path: Path
+) -> None:
+    total, sent_bytes, slow = 64 << 20, 0, Slow()
+    taken: list[bytes] = []
+
+    async def script(reader: Reader, writer: Writer) -> None:
+        nonlocal sent_bytes
+        await reader.readuntil(b"{}")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % total)
+        while sent_bytes < total:
+            writer.write(bytes(1 << 20))
+            sent_bytes += 1 << 20
+            await writer.drain()
+
+    async with (
+        listening(path, lambda _: (script,)),
+        pools.request(str(path), method=b"POST", target=b"/", body=(b"{}",)) as response,
+    ):
+        pouring = asyncio.ensure_future(response.pour(taken.append, slow))
+        await slow.asked.wait()
+        assert (taken, sent_bytes < total) == ([], True)
+        slow.wakes.set()
+        await pouring
+
+    assert sum(map(len, taken)) == total
+
+
+async def test_what_is_raised_while_pouring_ends_it_and_the_connection(
+    pools: UpstreamPools, path: Path
+) -> None:
+    def take(data: bytes) -> None:
+        raise LookupError(data)
+
+    async def script(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"{}")
+        writer.write(CHUNKED)
+        await writer.drain()
+        writer.write(b"3\r\none\r\n")
+        await reader.readexactly(1)
+
+    async with listening(path, lambda _: (script,)) as child:
+        with pytest.raises(LookupError):
+            async with pools.request(
+                str(path), method=b"POST", target=b"/", body=(b"{}",)
+            ) as response:
+                await response.pour(take, ALWAYS_READY)
+        await child.left.wait()
+
+
+async def test_a_child_lost_while_its_reply_is_poured_is_gone_after_all_that_came(
+    pools: UpstreamPools, path: Path
+) -> None:
+    taken: list[bytes] = []
+    cut = CHUNKED + b"3\r\none\r\n"
+    async with listening(path, lambda c: (replying(c, cut),)):
+        with pytest.raises(UpstreamGone):
+            async with pools.request(
+                str(path), method=b"POST", target=b"/", body=(b"{}",)
+            ) as response:
+                await response.pour(taken.append, ALWAYS_READY)
+
+    assert b"".join(taken) == b"one"
+
+
+async def test_who_gives_up_waiting_for_room_leaves_it_to_the_next(path: Path) -> None:
+    async with (
+        UpstreamPools(connections_per_child=1) as pools,
+        listening(path, lambda c: (replying(c, OK, OK),)),
+    ):
+        async with pools.request(str(path), method=b"POST", target=b"/", body=(b"{}",)):
+            impatient = asyncio.ensure_future(fetch(pools, path))
+            patient = asyncio.ensure_future(fetch(pools, path))
+            await asyncio.sleep(0)
+            impatient.cancel()
+        status, _ = await patient
+
+    assert status == 200
+    assert impatient.cancelled()
 
 
 @pytest.mark.parametrize(
