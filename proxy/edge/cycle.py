@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 CYCLE = "inferenceosd.cycle"
 """The key of a request's Cycle in its scope."""
 
+PARTS = 64  # of a body that waits: in chunks of a byte each takes forty
 COPIED_BYTES = 8 << 10  # what is longer is cheaper to write in pieces
 
 _BODILESS = (204, 304)
@@ -52,6 +53,8 @@ class Cycle(RequestResponseCycle):
         self.more_body = True
         self._has_news = False
         self._parts: list[bytes] = []
+        self.waiting_bytes = 0
+        """Of the body, not asked for yet."""
         self._waiter: asyncio.Future[None] | None = None
         self._on_left: Callable[[], None] | None = None
         self._head = b""
@@ -63,6 +66,9 @@ class Cycle(RequestResponseCycle):
     def take(self, part: bytes) -> None:
         """A piece of the body came."""
         self._parts.append(part)
+        if len(self._parts) > PARTS:
+            self._parts = [b"".join(self._parts)]
+        self.waiting_bytes += len(part)
         self.wake()
 
     def end_body(self) -> None:
@@ -70,19 +76,16 @@ class Cycle(RequestResponseCycle):
         self.more_body = False
         self.wake()
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Of the body, not asked for yet."""
-        return sum(map(len, self._parts))
-
     def whole_body(self) -> bytes | None:
         """All of it where it is there, as that of a short request is; else None."""
         if self.more_body or self.disconnected or self.response_complete:
             return None
+        self._has_news = False
         return self._taken()
 
     def _taken(self) -> bytes:
         parts, self._parts = self._parts, []
+        self.waiting_bytes = 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def wake(self) -> None:
@@ -141,8 +144,6 @@ class Cycle(RequestResponseCycle):
 
     def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """The head, names in lower case; it goes out with what is pushed first."""
-        self.response_started = True
-        self.waiting_for_100_continue = False
         lines, n_lines, is_framed = [STATUS_LINE[status]], 2, False
         for name, value in headers:
             if name == b"connection":  # which is only ever to be closed
@@ -166,11 +167,15 @@ class Cycle(RequestResponseCycle):
         if head.count(b"\n") != n_lines or head.count(b"\r") != n_lines:
             raise ValueError("a header of the reply has a line break in it")
         self._head = head
+        self.response_started = True
+        self.waiting_for_100_continue = False
 
     def push(self, data: bytes, *, more: bool) -> None:
         """A part of the body, or the last of it; never waits, so ask `is_slow` before."""
         if self.disconnected:
             return
+        if self.response_complete or not self.response_started:
+            raise RuntimeError("a part of a reply before its head, or after its end")
         if self._left_bytes is not None:
             data = self._measured(data, more=more)
         elif not self.is_old:
@@ -216,9 +221,7 @@ class Cycle(RequestResponseCycle):
             await self.drained()
         if message["type"] == "http.response.start" and not self.response_started:
             self.begin(message["status"], message.get("headers", ()))
-        elif message["type"] == "http.response.body" and self.response_started:
-            if self.response_complete:
-                raise RuntimeError("a reply goes on after its end")
+        elif message["type"] == "http.response.body":
             self.push(message.get("body", b""), more=message.get("more_body", False))
         else:
             raise RuntimeError(f"{message['type']} is out of turn")

@@ -67,6 +67,17 @@ async def test_a_large_head_within_the_bounds_is_served(idle: FleetOfOne) -> Non
     assert told.startswith(b"HTTP/1.1 200")
 
 
+async def test_a_body_in_chunks_of_a_byte_is_read_whole(idle: FleetOfOne) -> None:
+    body = json.dumps({"model": "nope", "system": "x" * 100_000}).encode()
+    pieces = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    async with calling(idle) as caller:
+        await caller.send(POST + pieces + b"0\r\n\r\n" + GET + b"Connection: close\r\n\r\n")
+        told = await caller.rest()
+
+    assert told.startswith(b"HTTP/1.1 404")  # no such model: all of it was understood
+    assert told.count(b"HTTP/1.1") == 2
+
+
 async def test_a_small_head_and_a_large_body_in_one_read_are_served(idle: FleetOfOne) -> None:
     body = json.dumps({"model": "nope", "system": "x" * 200_000}).encode()
     async with calling(idle) as caller:
