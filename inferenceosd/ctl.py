@@ -23,7 +23,7 @@ from inferenceosd.following import show_stream
 from inferenceosd.lean_imports import lean_imports
 from inferenceosd.logs import quiet_logging
 from inferenceosd.platform_folders import runtime_folder, state_folder, this_platform
-from planners.settings import MAX_NUMBER
+from planners.settings import MAX_NUMBER, MAX_SLOTS
 from proxy.admin.models import ModelsReport
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
 from proxy.admin.records import (
@@ -140,7 +140,7 @@ def models(door: Door, as_json: bool) -> None:
 @main.command()
 @click.argument("models", metavar="MODEL...", type=Name(), nargs=-1, required=True)
 @click.option("--context", type=click.IntRange(1, MAX_NUMBER), help="Tokens one request may use.")
-@click.option("--parallel", type=click.IntRange(1, MAX_NUMBER), help="Requests served at once.")
+@click.option("--parallel", type=click.IntRange(1, MAX_SLOTS), help="Requests served at once.")
 @click.option(
     "--hardware",
     type=click.File(encoding="utf-8"),

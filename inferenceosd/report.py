@@ -313,7 +313,7 @@ def _devices(devices: tuple[DeviceReport, ...]) -> str:
 
 def _engines(status: StatusReport) -> str:
     if not status.daemon.has_tried_engines:
-        return "every llama-server there is, is being tried"
+        return "each llama-server found is being tried"
     if not status.engines:
         return "no llama-server was found"
     rows = [
