@@ -143,7 +143,7 @@ def _check(settings: "Config") -> None:
         _fail(str(exc), EXIT_USAGE)
     for warning in settings.warnings:
         click.echo(f"warning: {warning}", err=True)
-    click.echo(f"{settings.file or 'built-in defaults'}: ok")
+    click.echo(f"{settings.file or 'no configuration file, built-in defaults'}: ok")
 
 
 def _fail(sentence: str, status: int) -> NoReturn:

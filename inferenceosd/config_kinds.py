@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from planners.durations import BadDuration, format_duration, parse_duration
+from planners.settings import MAX_SLOTS
 from planners.sizes import GIB, MIB, BadSize, parse_size
 
 T = TypeVar("T")
@@ -339,7 +340,7 @@ LISTEN = Kind(
 SERVERS = list_of(Kind("address", 'HOST:PORT, such as "10.0.0.2:50052"', read_server, show=_quoted))
 CACHE_TYPE = choice(*CACHE_TYPES)
 CONTEXT = integer(1, 1 << 30)  # the engine counts tokens in 32 bits
-PARALLEL = integer(1, 256)  # LLAMA_MAX_SEQ (llama.cpp src/llama-cparams.h)
+PARALLEL = integer(1, MAX_SLOTS)
 ENVIRONMENT = Kind(
     "table of text", 'a table of texts such as { NAME = "value" }', read_env, inline_toml
 )

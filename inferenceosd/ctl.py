@@ -23,7 +23,7 @@ from inferenceosd.following import show_stream
 from inferenceosd.lean_imports import lean_imports
 from inferenceosd.logs import quiet_logging
 from inferenceosd.platform_folders import runtime_folder, state_folder, this_platform
-from planners.settings import MAX_NUMBER
+from planners.settings import MAX_NUMBER, MAX_SLOTS
 from proxy.admin.models import ModelsReport
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
 from proxy.admin.records import (
@@ -133,14 +133,14 @@ def status(door: Door, as_json: bool) -> None:
 @as_json_option
 @click.pass_obj
 def models(door: Door, as_json: bool) -> None:
-    """List the models on offer, and files that cannot be offered with the reason."""
+    """List the models on offer, and why other files are not."""
     door.get("/models", ModelsReport).show(report.models_text, as_json=as_json)
 
 
 @main.command()
 @click.argument("models", metavar="MODEL...", type=Name(), nargs=-1, required=True)
 @click.option("--context", type=click.IntRange(1, MAX_NUMBER), help="Tokens one request may use.")
-@click.option("--parallel", type=click.IntRange(1, MAX_NUMBER), help="Requests served at once.")
+@click.option("--parallel", type=click.IntRange(1, MAX_SLOTS), help="Requests served at once.")
 @click.option(
     "--hardware",
     type=click.File(encoding="utf-8"),
@@ -194,7 +194,7 @@ def plan(
 @as_json_option
 @click.pass_obj
 def profile(door: Door, record: TextIO | None, as_json: bool) -> None:
-    """Show the hardware: memory, control groups, devices and their links, disks.
+    """Show the hardware: memory, devices and their links, disks.
 
     Asks the daemon; without one it looks for itself, which takes some seconds more.
     """
@@ -282,7 +282,7 @@ def retry(door: Door, model: str) -> None:
 @main.command()
 @click.pass_obj
 def reload(door: Door) -> None:
-    """Apply the changed configuration; models it does not touch go on undisturbed.
+    """Apply the changed configuration; other models go on.
 
     A wrong configuration changes nothing: its first mistake is printed, exit status 1.
     """
@@ -335,7 +335,7 @@ def events(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Print what happened and why: loads, unloads, evictions, crashes, refusals.
+    """Print what happened and why: loads, evictions, crashes.
 
     Also of a model that is no longer on offer. Long reasons are folded on a terminal; elsewhere an
     event is a line. --follow goes on until Ctrl-C, or until the daemon stops, which is exit status
@@ -367,9 +367,9 @@ def events(
 def forget(
     door: Door, model: str | None, device: str | None, everything: bool, as_json: bool
 ) -> None:
-    """Forget what launches and requests taught: of MODEL, of a device, or all.
+    """Forget what launches and requests taught.
 
-    Of a model that is also the context that callers made it grow to.
+    Of MODEL (the context that callers made it grow to is of that, too), of a device, or all.
 
     The next plan goes by data sheets and defaults again. NAME is a device as status shows it, the
     engine's name for it, or host.

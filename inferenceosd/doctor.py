@@ -168,7 +168,7 @@ def _lock(facts: Facts) -> Iterator[Check]:
         said = "other machines may use all models without an API key (--insecure)"
         yield _warn("lock", said, "inferenceosctl key add NAME, then leave --insecure out")
     elif lock.keys:
-        yield _pass("lock", f"callers need one of {lock.keys} API keys")
+        yield _pass("lock", f"callers need an API key (keys: {lock.keys})")
     else:
         yield _pass("lock", "only this machine reaches the port, and needs no API key")
     if lock.tls_expires_at is not None:

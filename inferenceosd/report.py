@@ -54,7 +54,7 @@ def _lock(lock: LockReport | None) -> str:
     if lock.is_open:
         lines.append("OPEN: other machines may use all models without an API key (--insecure)")
     elif lock.keys:
-        lines.append(f"locked: callers need one of {lock.keys} API keys")
+        lines.append(f"locked: callers need an API key (keys: {lock.keys})")
     if lock.tls_expires_at is not None:
         lines.append(f"HTTPS: the certificate is good until {_date(lock.tls_expires_at)}")
     if lock.mistake is not None:
@@ -313,7 +313,7 @@ def _devices(devices: tuple[DeviceReport, ...]) -> str:
 
 def _engines(status: StatusReport) -> str:
     if not status.daemon.has_tried_engines:
-        return "every llama-server there is, is being tried"
+        return "each llama-server found is being tried"
     if not status.engines:
         return "no llama-server was found"
     rows = [

@@ -29,7 +29,7 @@ from planners.layout.measures import Drawings, Measures
 from planners.layout.placed import Placed
 from planners.layout.prompt_cache import PromptCache, prompt_cache
 from planners.layout.search import Search
-from planners.layout.threads import n_threads
+from planners.layout.threads import n_threads, threads_reason
 from planners.learning import taught
 from planners.lessons import NOTHING_LEARNED, Learned, key_of
 from planners.memory import layer_devices
@@ -225,6 +225,7 @@ def _reasons(
     search: Search, placed: Placed, *, predicted: tuple[DeviceBytes, ...], cache: PromptCache
 ) -> Iterator[Reason]:
     yield from engine_reason(placed)
+    computes_here = placed.shape.n_gpu_layers <= search.info.n_layer or placed.shape.n_cpu_moe
     yield from explained(
         search.info,
         search.asked,
@@ -234,6 +235,7 @@ def _reasons(
         cache=cache,
         rates=search.rates,
         speed=placed.speed,
+        threads=threads_reason(search.hardware, count=search.n_threads) if computes_here else None,
     )
     exact = search.prediction.exact(placed.engine, placed.shape)
     yield from fallbacks(search.info, exact, layer_devices(search.info, exact))

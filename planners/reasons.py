@@ -23,6 +23,7 @@ class ReasonKind(Enum):
     LAYERS_ON_HOST = "layers-on-host"
     HOST_MEMORY = "host-memory"
     BATCH = "batch"
+    THREADS = "threads"
     WINDOWS = "windows"  # sliding ones: kept whole or not
     PROMPT_CACHE = "prompt-cache"
     SPEED = "speed"

@@ -10,7 +10,8 @@ from planners.callers import Callers
 from planners.groups import Group
 from planners.model import ModelId, ModelSettings
 
-MAX_NUMBER = (1 << 31) - 1  # llama-server counts tokens and slots in 32 bits
+MAX_NUMBER = (1 << 31) - 1  # llama-server counts tokens in 32 bits
+MAX_SLOTS = 256  # LLAMA_MAX_SEQ (llama.cpp src/llama-cparams.h)
 
 
 @dataclass(frozen=True, slots=True)

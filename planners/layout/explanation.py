@@ -33,6 +33,7 @@ def explained(
     cache: PromptCache,
     rates: Rates,
     speed: Speed,
+    threads: Reason | None,
 ) -> tuple[Reason, ...]:
     """Why the launch is what it is, in the order in which it was decided; concessions priced."""
     return (
@@ -46,6 +47,7 @@ def explained(
         *_layers_on_host(info, shape, room=room, rates=rates, speed=speed),
         _host_memory(room=room, predicted=predicted),
         _batch(info, shape, rates=rates, speed=speed),
+        *filter(None, (threads,)),
         *_windows(info, shape),
         _prompt_cache(cache, shape),
         _speed(shape, room=room, rates=rates, speed=speed),

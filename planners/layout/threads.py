@@ -14,6 +14,7 @@ from planners.hardware import HOST, HardwareProfile
 from planners.kv_cache import LaunchShape
 from planners.model import ModelInfo
 from planners.rates import rates
+from planners.reasons import Reason, ReasonKind
 from planners.speed import USED_TOKENS, loads, speed
 
 
@@ -29,6 +30,28 @@ def n_threads(hardware: HardwareProfile, model: ModelInfo, *, n_parallel: int) -
         host = rates(hardware, n_threads=count)[HOST]
         return speed(model, shape, rates={HOST: host}, asked=asked).decode_tokens_per_s
 
-    cores = max(1, min(hardware.host.n_physical_cores, hardware.host.n_cores))
-    most = cores - 1 if cores > 2 else cores
-    return max({1, most}, key=lambda count: (tokens_per_s(count), -count))
+    return max({1, _most(hardware)}, key=lambda count: (tokens_per_s(count), -count))
+
+
+def _cores(hardware: HardwareProfile) -> int:
+    return max(1, min(hardware.host.n_physical_cores, hardware.host.n_cores))
+
+
+def _most(hardware: HardwareProfile) -> int:
+    """All cores of two, else all but one."""
+    cores = _cores(hardware)
+    return cores - 1 if cores > 2 else cores
+
+
+def threads_reason(hardware: HardwareProfile, *, count: int) -> Reason:
+    """Why there are so many, as `n_threads` counted them."""
+    cores, most, wake_s = _cores(hardware), _most(hardware), hardware.host.wake_s
+    told = f"{count} thread{'' if count == 1 else 's'} for {cores} core{'' if cores == 1 else 's'}"
+    waking = "" if wake_s is None else f"; waking another core takes {wake_s * 1e6:.0f} µs here"
+    if count < most:
+        told += f": {most} would decode no faster{waking}"
+    elif most < cores:
+        told += ": one is left to all else, for which threads on every core would wait"
+    elif cores > 1:
+        told += f": one alone would decode more slowly{waking}"
+    return Reason(ReasonKind.THREADS, told)

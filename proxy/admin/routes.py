@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from planners.hardware import HardwareProfile
 from planners.profile_json import BadProfile, decode_profile
-from planners.settings import MAX_NUMBER
+from planners.settings import MAX_NUMBER, MAX_SLOTS
 from proxy import names
 from proxy.admin.models import ModelsReport
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
@@ -254,9 +254,12 @@ async def _body(request: Request, *, limit_bytes: int = MAX_BODY_BYTES) -> bytes
 
 
 def _check_numbers(asked: _PlanRequest | _PlansRequest) -> None:
-    for name, number in (("context", asked.context), ("parallel", asked.parallel)):
-        if number is not None and not 1 <= number <= MAX_NUMBER:
-            raise BadRequest(f"{name} must be from 1 to {MAX_NUMBER}", param=name)
+    for name, number, most in (
+        ("context", asked.context, MAX_NUMBER),
+        ("parallel", asked.parallel, MAX_SLOTS),
+    ):
+        if number is not None and not 1 <= number <= most:
+            raise BadRequest(f"{name} must be from 1 to {most}", param=name)
 
 
 def _machine(text: str | None) -> tuple[HardwareProfile | None, str | None]:

@@ -118,7 +118,7 @@ async def child(door: Door, exchange: Exchange, path: str) -> None:
 
 def _file(path: str, *, is_offered: bool) -> bytes:
     if not is_offered:
-        raise NoSuchRoute("the child's web chat is off; set ui = true under [server]")
+        raise NoSuchRoute("llama-server's web chat is off; set ui = true under [server]")
     if not _FILE.fullmatch(path):
         raise NoSuchRoute("no file of the web chat has such a name")
     return path.encode()

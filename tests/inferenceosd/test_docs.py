@@ -14,6 +14,7 @@ from inferenceosd.config_keys import KEYS
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = (ROOT / "docs" / "config.md").read_text().splitlines()
 CLI = (ROOT / "docs" / "cli.md").read_text().splitlines()
+FLAGS = (ROOT / "docs" / "flags.md").read_text()
 EVENTS = (ROOT / "docs" / "events.md").read_text()
 KEPT_IN = {
     **{level: {"log"} for level in ("debug", "info", "warning", "error", "exception")},
@@ -73,6 +74,24 @@ def test_every_event_has_its_row_and_every_row_its_event() -> None:
 
     assert {event: set(places.split(", ")) for event, places in rows} == kept
     assert len(rows) == len(kept)
+
+
+def options_of(tree: ast.Module) -> Iterator[str]:
+    """The newest spelling of each option that a module passes on."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Name("_Option"), args=[ast.Tuple([ast.Constant(str(name)), *_]), *_]
+            ):
+                yield name
+
+
+def test_every_option_of_a_child_has_its_row_and_no_other_has() -> None:
+    passed = set(options_of(ast.parse((ROOT / "planners" / "argv.py").read_text())))
+
+    cells = re.findall(r"^\| (`--[^|]+) \|", FLAGS, re.MULTILINE)
+
+    assert set(re.findall(r"`(--[a-z-]+)`", " ".join(cells))) == passed
 
 
 def test_the_pages_hold_what_the_code_says_now() -> None:

@@ -321,7 +321,7 @@ def test_sleep_that_did_no_harm_is_told(facts: Facts, sentence: str) -> None:
         (WELL, ["only this machine reaches the port, and needs no API key"]),
         (
             locked(keys=2, tls_expires_at=NOW + 90 * 24 * 3600),
-            ["callers need one of 2 API keys", "it is good for 90 days"],
+            ["callers need an API key (keys: 2)", "it is good for 90 days"],
         ),
     ],
     ids=["no keys", "keys and TLS"],

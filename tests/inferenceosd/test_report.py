@@ -71,7 +71,7 @@ def test_status_shows_instances_memory_devices_engines_and_what_is_broken() -> N
         (
             LockReport(2, "/k", is_open=False, tls_expires_at=STARTED_AT),
             [
-                "locked: callers need one of 2 API keys",
+                "locked: callers need an API key (keys: 2)",
                 "HTTPS: the certificate is good until 2027-01-15 08:00:00Z",
             ],
         ),

@@ -50,7 +50,7 @@ def test_a_key_made_while_it_runs_locks_it_at_once_and_a_revoked_one_opens_nothi
     assert [after.status_code, others.status_code] == [401, 200]
     assert key_id in {line["caller"] for line in events(daemon, "request.served")}
     assert key not in daemon.log()
-    assert "locked: callers need one of 1 API keys" in daemon.ctl("status").stdout
+    assert "locked: callers need an API key (keys: 1)" in daemon.ctl("status").stdout
 
 
 def test_a_file_of_keys_that_was_changed_by_hand_is_gone_by_soon(start: Any) -> None:

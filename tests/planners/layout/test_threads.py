@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from planners.hardware import HardwareProfile
-from planners.layout.threads import n_threads
+from planners.layout.threads import n_threads, threads_reason
 from tests.fakes.machines import LLAMA_8B, host, machine
 
 # SmolLM2 135M in Q4_1, as its header has it.
@@ -71,3 +71,27 @@ def test_threads_that_leave_a_cpu_free_need_no_waking() -> None:
     slow = replace(siblings, host=replace(siblings.host, wake_s=30e-6))
 
     assert n_threads(slow, SMALL, n_parallel=1) == 2
+
+
+@pytest.mark.parametrize(
+    ("profile", "count", "why"),
+    [
+        (cores(1), 1, "1 thread for 1 core"),
+        (
+            two_cpus(wake_s=27e-6),
+            1,
+            "1 thread for 2 cores: 2 would decode no faster; waking another core takes 27 µs here",
+        ),
+        (two_cpus(wake_s=None), 2, "2 threads for 2 cores: one alone would decode more slowly"),
+        (
+            cores(8),
+            7,
+            "7 threads for 8 cores: one is left to all else, for which threads on every core "
+            "would wait",
+        ),
+    ],
+)
+def test_a_plan_says_why_it_has_so_many_threads(
+    profile: HardwareProfile, count: int, why: str
+) -> None:
+    assert threads_reason(profile, count=count).text == why

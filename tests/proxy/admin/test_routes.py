@@ -202,7 +202,8 @@ def test_a_wrong_configuration_is_refused_in_its_own_words(
         ("/plans", b'{"models": []}', 400),
         ("/plans", b'{"models": ["a","b","c","d","e","f","g","h","i"]}', 400),
         ("/plans", b'{"models": ["qwen"], "parallel": 0}', 400),
-        ("/plan", b'{"model": "qwen", "parallel": 99999999999}', 400),
+        ("/plan", b'{"model": "qwen", "context": 99999999999}', 400),
+        ("/plan", b'{"model": "qwen", "parallel": 257}', 400),
     ],
 )
 def test_a_body_that_makes_no_sense_is_told_so(
