@@ -231,7 +231,8 @@ FLEET_HANG_TIMEOUT = Key(
     60.0,
     "How long a llama-server at work may show no sign of it (no token, no step of a prompt, no"
     " processor time, no disk read) before it is replaced. One that computes is given ten times as"
-    " long; one that neither answers nor computes, 10 s.",
+    " long, but no longer than this for a caller who left; one that neither answers nor computes,"
+    " 10 s.",
     "a batch on the slowest device takes seconds; a caller's patience ends in minutes",
 )
 FLEET_RESTART_LIMIT = Key(

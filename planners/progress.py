@@ -1,7 +1,8 @@
 """Is a busy child at work? What was seen of it in, a verdict out: alive, slow, or hung.
 
 A slow child is one that computes, reads its disk or steps through a prompt, however long it takes.
-A hung one shows none of that. /health alone proves little: its thread outlives a stuck decode.
+A hung one shows none of that, or computes on for a caller who has left: between two steps it would
+have noticed. /health alone proves little: its thread outlives a stuck decode.
 """
 
 from dataclasses import dataclass, replace
@@ -38,6 +39,8 @@ class Signs:
     steps: Steps | None
     """None where /slots was not asked, or not answered in time."""
     busy_slots: int | None
+    departures: int
+    """A count of the callers who left before their answer's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class HangLimits:
     """No progress and no work."""
     spin_s: float
     """No progress, at work or not."""
+    left_s: float
+    """No step, since a caller left; of processor time as of the clock, so the starved have more."""
     frozen_s: float
     """No answer to /health and no work."""
     sample_s: float
@@ -69,6 +74,10 @@ class Course:
     progressed_s: float
     worked_s: float
     answered_s: float
+    is_left: bool = False
+    """It computes, and has shown no step since a caller left: it may not know yet."""
+    spun_s: float = 0.0
+    """How long it has computed like that, /slots silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +106,18 @@ def hang_limits(plan: LaunchPlan, *, hang_s: float) -> HangLimits:
     """The limits for one launch: the operator's, and longer where its own batches take longer.
 
     What another machine computes for us takes no processor time here: then only progress counts.
+    How long a step may take is known only where its plan predicts all that there is to compute.
     """
     rate = plan.predicted_prompt_tokens_per_s
     batch_s = plan.n_batch / rate if rate else 0.0
     hang_s = max(hang_s, BATCHES * batch_s)
     spin_s = SPIN_TIMES * hang_s
     frozen_s = min(FROZEN_S, hang_s)
+    is_foreseen = bool(rate) and plan.mmproj_path is None and not plan.rpc_servers
     return HangLimits(
         hang_s=spin_s if plan.rpc_servers else hang_s,
         spin_s=spin_s,
+        left_s=hang_s if is_foreseen else spin_s,
         frozen_s=frozen_s,
         sample_s=min(SAMPLE_S, frozen_s / 4),
         answer_s=min(ANSWER_S, frozen_s / 4),
@@ -131,6 +143,10 @@ def continued(course: Course, signs: Signs, *, limits: HangLimits) -> Course:
     has_stepped = course.steps is not None and steps != course.steps
     is_free = signs.busy_slots == 0  # its callers are slow to read, or have not asked yet
     gets_on = signs.heard_bytes != last.heard_bytes or has_stepped or is_free
+    has_left = signs.departures != last.departures  # before or after what has got on
+    is_left = (has_left or (course.is_left and not gets_on)) and computes and not is_free
+    spins = is_left and not gets_on and signs.steps is None
+    spun_s = min(elapsed_s, signs.cpu_s - last.cpu_s) if spins else 0.0
     return replace(
         course,
         last=signs,
@@ -138,6 +154,8 @@ def continued(course: Course, signs: Signs, *, limits: HangLimits) -> Course:
         progressed_s=at_s if gets_on else course.progressed_s,
         worked_s=at_s if gets_on or computes or reads else course.worked_s,
         answered_s=at_s if signs.is_answering else course.answered_s,
+        is_left=is_left,
+        spun_s=course.spun_s + spun_s if spins else 0.0,
     )
 
 
@@ -173,6 +191,11 @@ def verdict(course: Course, *, limits: HangLimits) -> Verdict:
         return Hung(
             f"for {min(silent_s, idle_s):.0f} s no token came, no slot moved on and next to no"
             " processor time was used, though it has work and /health answers"
+        )
+    if course.spun_s >= limits.left_s:
+        return Hung(
+            f"for {course.spun_s:.0f} s it has computed without a step, and not let go of the"
+            " request of a caller who left"
         )
     if silent_s >= limits.spin_s:
         return Hung(f"for {silent_s:.0f} s it has computed without a token or a step of a prompt")

@@ -175,10 +175,13 @@ class _Turn:
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._give_up()
+        await self._give_up(exc)
 
-    async def _give_up(self) -> None:
-        """The request first: who is granted the slot next must find it free."""
+    async def _give_up(self, exc: BaseException | None = None) -> None:
+        """The request first: who is granted the slot next must find it free.
+
+        `exc`: what ended it early, after which the child may be at work on it still.
+        """
         request, self._request = self._request, None
         leased, self._leased = self._leased, None
         try:
@@ -186,7 +189,7 @@ class _Turn:
                 request.close()
         finally:
             if leased is not None:
-                await leased.__aexit__(None, None, None)
+                await leased.__aexit__(None if exc is None else type(exc), exc, None)
 
     async def begin(self) -> Lease:
         """Waits for a lease. Raises LeaseError."""

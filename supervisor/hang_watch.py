@@ -1,5 +1,7 @@
 """Looks at one child while leases are held on it, and tells when it hangs. Idle, it costs nothing.
 
+Where a caller left before the end, it looks on until the child is seen to have let go of that one.
+
 What the signs mean is decided by planners.progress.
 """
 
@@ -65,7 +67,7 @@ class HangWatch:
 
     async def _watched_while_busy(self) -> Hung | None:
         is_first, was_slow = True, False
-        while self._book.running(self._instance_id):
+        while self._book.running(self._instance_id) or self._is_left_at_work():
             limits = self._limits()
             if (signs := await self._signs(is_first=is_first)) is not None:
                 course = self._course = self._with(signs, is_first=is_first, limits=limits)
@@ -79,6 +81,11 @@ class HangWatch:
                 was_slow = silent_s >= limits.hang_s
             await asyncio.sleep(limits.sample_s)  # a cadence
         return None
+
+    def _is_left_at_work(self) -> bool:
+        course = self._course
+        departures = self._book.departures(self._instance_id)
+        return course is not None and (course.is_left or departures != course.last.departures)
 
     def _tell_slow(self, silent_s: float) -> None:
         model_id = self._launch.plan.model_id
@@ -129,4 +136,5 @@ class HangWatch:
             is_answering=True,
             steps=None,
             busy_slots=None,
+            departures=self._book.departures(self._instance_id),
         )

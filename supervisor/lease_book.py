@@ -65,6 +65,7 @@ class _Desk:
     """Set while no lease is held."""
     busy: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while one is."""
+    departures: int = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -209,11 +210,15 @@ class LeaseBook:
         elif not granted.cancelled() and granted.exception() is None:
             self.give_back(granted.result(), now_s=now_s)
 
-    def give_back(self, lease: Lease, *, now_s: float) -> None:
-        """Free the lease's slot for the next in line; a lease of a closed instance is just over."""
+    def give_back(self, lease: Lease, *, now_s: float, is_done: bool = True) -> None:
+        """Free the lease's slot for the next in line; a lease of a closed instance is just over.
+
+        `is_done`: what it was taken for has come to its end; else the child may be at it still.
+        """
         if desk := self._desks.get(lease.instance_id):
             if desk.put_back(lease, now_s=now_s) and lease.slot >= 0:
                 self._note_held(lease.model_id, now_s - lease.granted_at_s)
+                desk.departures += not is_done
             self._grant(lease.model_id, now_s=now_s)
 
     def open(self, opening: Opening, *, now_s: float) -> None:
@@ -274,6 +279,11 @@ class LeaseBook:
         """Leases held on an instance."""
         desk = self._desks.get(instance_id)
         return len(desk.held) if desk else 0
+
+    def departures(self, instance_id: InstanceId) -> int:
+        """Leases on an instance that were given back before what they were for was done."""
+        desk = self._desks.get(instance_id)
+        return desk.departures if desk else 0
 
     def idle_since_s(self, instance_id: InstanceId) -> float | None:
         """Since when no lease is held on an open instance; None while busy or not open."""

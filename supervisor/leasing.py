@@ -62,7 +62,7 @@ class _Leased:
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._leasing.give_back(self._lease)
+        self._leasing.give_back(self._lease, is_done=exc is None)
 
 
 class Leasing:
@@ -128,9 +128,9 @@ class Leasing:
                     raise
                 # A reload had it share another one's process meanwhile: wait in that one's line.
 
-    def give_back(self, lease: Lease) -> None:
-        """Frees the slot for whoever is next."""
-        self._book.give_back(lease, now_s=monotonic())
+    def give_back(self, lease: Lease, *, is_done: bool) -> None:
+        """Frees the slot for whoever is next; `is_done` is False where its caller broke off."""
+        self._book.give_back(lease, now_s=monotonic(), is_done=is_done)
         if self._book.has_unserved or self._ends_soon(lease):
             self._look()  # else the loop's own cadence is soon enough
 

@@ -134,6 +134,8 @@ class FleetOfOne:
         self.leases = 0
         self.answers = 0
         self.most_leases = 0
+        self.departures = 0
+        """Leases that were given back before what they were for was done."""
         self.usages: list[Usage] = []
         self.contexts: list[int | None] = []
         """What each lease and load was asked for with."""
@@ -214,6 +216,9 @@ class FleetOfOne:
                 granted_at_s=time.monotonic(),
                 plan=self.plan,
             )
+        except BaseException:
+            self.departures += 1
+            raise
         finally:
             self.leases -= 1
             if takes_slot:

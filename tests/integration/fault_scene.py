@@ -2,14 +2,16 @@
 
 import json
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from threading import Event
+from typing import Any, Self
 
 import httpx
 import psutil
@@ -21,8 +23,11 @@ from tests.fakes.processes import is_gone
 FAKE = Path(__file__).parents[1] / "fakes" / "llama_server.py"
 WITHIN_S = 30.0
 LOOK_S = 0.01  # cadence of looking
+TOKEN_S = 0.8  # of a reply in whose middle something is to happen, on a busy machine too
 SAID = "one two three four"
 MODEL, OTHER = "tiny", "other"
+OFFERED = {MODEL: 128, OTHER: 128}
+AT_LENGTH = 100  # tokens: a minute, for what must strike before the end on a busy machine too
 SPARE_DESCRIPTORS = 4  # connections that are still closing
 
 
@@ -70,6 +75,12 @@ class Scene:
     faults: Path
     fleet: str
     """The [fleet] table of its configuration."""
+    models: Mapping[str, int] = field(default_factory=lambda: OFFERED)
+    """By name, with their contexts, as last offered."""
+    daemon_fds: int = 0
+    """Of the daemon after its first model came and went."""
+    began_at: float = 0.0
+    """UTC seconds; what happened earlier is no part of this scene."""
     callers: list[Caller] = field(default_factory=list)
     posts: list[Future[int]] = field(default_factory=list)
 
@@ -87,10 +98,10 @@ class Scene:
         """What goes wrong besides, from the next launch on."""
         self.order(**(json.loads(self.faults.read_text()) | faults))
 
-    def call(self, model: str = MODEL) -> Caller:
-        """Ask for SAID, streamed."""
+    def call(self, model: str = MODEL, *, tokens: int = 4) -> Caller:
+        """Ask for SAID, streamed, over and over until so many tokens are told."""
         began, leave = Event(), Event()
-        future = self.threads.submit(_chat, self.daemon.base, model, began, leave)
+        future = self.threads.submit(_chat, self.daemon.base, model, tokens, began, leave)
         self.callers.append(Caller(future, began, leave))
         return self.callers[-1]
 
@@ -115,9 +126,9 @@ class Scene:
         return psutil.Process(pid)
 
     def events(self, kind: str) -> list[str]:
-        """The reasons of all events of one kind."""
-        told = self.daemon.ctl("events", "--json")
-        return [e["reason"] for e in json.loads(told.stdout)["events"] if e["kind"] == kind]
+        """The reasons of all events of one kind in this scene."""
+        told = self._door("GET", "/events?limit=1000")["events"]
+        return [e["reason"] for e in told if e["kind"] == kind and e["at"] >= self.began_at]
 
     def post(self, path: str, model: str = MODEL) -> None:
         """Tell the admin door to do something with a model, in a thread: it may wait for it."""
@@ -131,6 +142,7 @@ class Scene:
 
     def write_config(self, *, models: Mapping[str, int]) -> None:
         """Offer these models; the daemon is not told."""
+        self.models = models
         text = config_text(self.daemon.folder, fleet=self.fleet, models=models)
         fresh = self.daemon.folder / "config.new"
         fresh.write_text(text)
@@ -139,8 +151,19 @@ class Scene:
     def configure(self, *, models: Mapping[str, int]) -> None:
         """Offer these models, by name, with these contexts; and have the daemon read it."""
         self.write_config(models=models)
-        told = self.daemon.ctl("reload")
-        assert told.returncode == 0, told.stderr
+        self._door("POST", "/reload")
+
+    def set_fleet(self, fleet: str) -> None:
+        """Go on under another [fleet] table."""
+        self.fleet = fleet
+        self.configure(models=self.models)
+
+    def _door(self, method: str, path: str, asked: object = None) -> Any:
+        transport = httpx.HTTPTransport(uds=str(self.daemon.admin_socket))
+        with httpx.Client(transport=transport, base_url="http://admin", timeout=60) as client:
+            reply = client.request(method, path, json=asked)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
 
     def until(self, holds: Callable[[], bool], *, within_s: float = WITHIN_S) -> None:
         """Wait until something holds."""
@@ -149,7 +172,7 @@ class Scene:
             assert time.monotonic() < give_up_s, self.daemon.log()[-4000:]
             time.sleep(LOOK_S)
 
-    def into(self, state: State, *, load_s: float = 2.0) -> Caller | None:
+    def into(self, state: State, *, load_s: float = 2.0, tokens: int = 4) -> Caller | None:
         """Bring MODEL there; the caller that waits or is being answered, where there is one."""
         match state:
             case State.LOADING:
@@ -161,8 +184,8 @@ class Scene:
                 assert self.says().text == SAID
                 return None
             case State.DRAINING:
-                self.also(token_s=0.6)
-                caller = self.call()
+                self.also(token_s=TOKEN_S)
+                caller = self.call(tokens=tokens)
                 assert caller.began.wait(WITHIN_S)
                 self.post("/unload")
                 self.until(lambda: self.state() == "draining")
@@ -181,8 +204,22 @@ class Scene:
         assert [path.name for path in (self.daemon.folder / "run").rglob("i*-*.sock")] == []
         self.until(lambda: self.process.num_fds() <= self.daemon_fds + SPARE_DESCRIPTORS)
 
-    daemon_fds: int = 0
-    """Of the daemon after its first model came and went."""
+    def clear(self, *, fleet: str) -> None:
+        """Have the daemon forget what was, so that another scene can begin on it."""
+        for caller in self.callers:
+            caller.leave.set()
+        self.order()
+        if self.fleet != fleet or self.models != OFFERED:
+            self.models = OFFERED
+            self.set_fleet(fleet)
+        for model in OFFERED:
+            self.post("/unload", model)
+        wait(self.posts, WITHIN_S)
+        self.until(lambda: self.daemon.status()["instances"] == [])
+        self._door("POST", "/forget", {"all": True})
+        self.callers.clear()
+        self.posts.clear()
+        self.began_at = time.time()
 
     def settle(self) -> None:
         """Load and unload once, so that what is opened lazily is open."""
@@ -210,11 +247,10 @@ def playing(
         (folder / f"{name}-file.gguf").write_bytes(tiny_model())
     faults = folder / "faults.json"
     faults.write_text("{}")
-    models = {MODEL: 128, OTHER: 128}
     daemon_of = started_daemon(
         folder,
         model_dirs=(),
-        config=config_text(folder, fleet=fleet, models=models),
+        config=config_text(folder, fleet=fleet, models=OFFERED),
         environ={"FAKE_FAULTS": str(faults), "PATH": "/usr/bin:/bin", **(environ or {})},
     )
     with ThreadPoolExecutor(8) as threads, daemon_of as daemon:
@@ -227,6 +263,48 @@ def playing(
             for caller in scene.callers:
                 caller.leave.set()
             wait(scene.posts, WITHIN_S)  # before there is no daemon: httpx leaks its socket then
+
+
+class Stage:
+    """Scenes on one daemon, as long as it lives and comes to rest; else on the next one."""
+
+    def __init__(self, *, fleet: str = "", environ: Mapping[str, str] | None = None) -> None:
+        self._fleet, self._environ = fleet, environ
+        self._scene: Scene | None = None
+        self._held = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._held.close()
+
+    @contextmanager
+    def playing(self) -> Iterator[Scene]:
+        """One scene; the next finds nothing of it."""
+        scene = self._scene or self._begun()
+        try:
+            yield scene
+        finally:
+            if not self._is_cleared(scene):
+                self._scene = None
+                self._held.close()
+
+    def _begun(self) -> Scene:
+        # Short, as sockets lie in it.
+        folder = Path(self._held.enter_context(tempfile.TemporaryDirectory(prefix="ios-")))
+        playing_here = playing(folder, fleet=self._fleet, environ=self._environ)
+        self._scene = self._held.enter_context(playing_here)
+        return self._scene
+
+    def _is_cleared(self, scene: Scene) -> bool:
+        if scene.daemon.process.poll() is not None:
+            return False
+        try:
+            scene.clear(fleet=self._fleet)
+        except (AssertionError, httpx.HTTPError):  # its test has told why, or the next one would
+            return False
+        return True
 
 
 def until_gone(process: psutil.Process, *, within_s: float) -> None:
@@ -248,11 +326,11 @@ def _post(socket_path: str, path: str, model: str) -> int:
         return client.post(path, json={"model": model}).status_code
 
 
-def _chat(base: str, model: str, began: Event, leave: Event) -> Ended:
+def _chat(base: str, model: str, tokens: int, began: Event, leave: Event) -> Ended:
     body = {"model": model, "messages": [{"role": "user", "content": SAID}], "stream": True}
     with (
         httpx.Client(base_url=base, timeout=60, trust_env=False) as client,
-        client.stream("POST", "/v1/chat/completions", json={**body, "max_tokens": 4}) as reply,
+        client.stream("POST", "/v1/chat/completions", json={**body, "max_tokens": tokens}) as reply,
     ):
         if reply.status_code != 200:
             return Ended(reply.status_code, "", reply.read().decode(), is_whole=True)

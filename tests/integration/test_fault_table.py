@@ -6,7 +6,6 @@ instance; a fault that belongs to no process of its own strikes while the model 
 
 import resource
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,17 +15,19 @@ import pytest
 
 from tests.fakes.c_libraries import built
 from tests.integration.fault_scene import (
+    AT_LENGTH,
     LOOK_S,
     MODEL,
     OTHER,
     SAID,
+    TOKEN_S,
     WITHIN_S,
     Caller,
     Ended,
     Scene,
+    Stage,
     State,
     kill,
-    playing,
     until_gone,
 )
 
@@ -36,18 +37,30 @@ GONE_S = 5.0  # for what the kernel or an idle daemon does at once, on a busy ma
 NVML = Path(__file__).parents[1] / "fakes" / "nvml" / "nvml.c"
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Short, as sockets lie in it."""
-    with tempfile.TemporaryDirectory(prefix="ios-") as name:
-        yield Path(name)
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    """For all scenes whose daemon is as any other."""
+    with Stage(fleet='load_timeout = "6s"') as stage:
+        yield stage
 
 
 @pytest.fixture
-def scene(folder: Path) -> Iterator[Scene]:
-    """A daemon with two models on the fake engine."""
-    with playing(folder, fleet='load_timeout = "6s"') as scene:
+def scene(stage: Stage) -> Iterator[Scene]:
+    """A daemon with two models on the fake engine; another one where the last did not live on."""
+    with stage.playing() as scene:
         yield scene
+
+
+@pytest.fixture(scope="module", params=["hang", "mismatch"])
+def driver_stage(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
+    """For all scenes with an NVIDIA driver that is broken in one way."""
+    folder = tmp_path_factory.mktemp("driver")
+    built(NVML, folder / "libnvidia-ml.so.1")
+    environ = {"LD_LIBRARY_PATH": str(folder), "FAKE_NVML": request.param}
+    with Stage(environ=environ) as stage:
+        yield stage
 
 
 def whole(ended: Ended) -> bool:
@@ -82,7 +95,7 @@ def test_a_child_killed_while_ready_is_replaced_for_the_next_caller(scene: Scene
 
 
 def test_a_child_killed_while_draining_tells_the_caller_it_answered(scene: Scene) -> None:
-    caller = scene.into(State.DRAINING)
+    caller = scene.into(State.DRAINING, tokens=AT_LENGTH)
     assert caller is not None
 
     kill(scene.child())
@@ -104,31 +117,18 @@ def test_a_child_stopped_while_loading_is_replaced_and_serves_who_waited(scene: 
     scene.leaves_nothing()
 
 
-def test_a_child_stopped_while_ready_is_replaced_and_serves_who_asked(folder: Path) -> None:
-    with playing(folder, fleet='hang_timeout = "10s"') as scene:
-        scene.into(State.READY)
-        first = scene.child()
+def test_a_child_stopped_while_ready_is_replaced_and_serves_who_asked(scene: Scene) -> None:
+    scene.set_fleet('hang_timeout = "10s"')
+    scene.into(State.READY)
+    first = scene.child()
 
-        first.suspend()
+    first.suspend()
 
-        assert whole(scene.call().ended(60.0))
-        until_gone(first, within_s=GONE_S)
-        (reason,) = scene.events("instance.hung")
-        assert reason
-        scene.leaves_nothing()
-
-
-def test_a_child_stopped_while_draining_ends_within_its_time(scene: Scene) -> None:
-    caller = scene.into(State.DRAINING)
-    assert caller is not None
-    child = scene.child()
-
-    child.suspend()
-    scene.daemon.process.terminate()
-
-    assert told(caller.ended(DAEMON_STOP_S))
-    assert scene.daemon.process.wait(DAEMON_STOP_S) == 0
-    until_gone(child, within_s=GONE_S)
+    assert whole(scene.call().ended(60.0))
+    until_gone(first, within_s=GONE_S)
+    (reason,) = scene.events("instance.hung")
+    assert reason
+    scene.leaves_nothing()
 
 
 @pytest.mark.parametrize("state", [State.READY, State.DRAINING], ids=["ready", "draining"])
@@ -171,7 +171,7 @@ def test_a_child_out_of_memory_in_mid_answer_costs_its_caller_nothing(scene: Sce
 
 
 def test_a_child_killed_in_mid_answer_costs_its_caller_nothing(scene: Scene) -> None:
-    scene.order(token_s=0.6)
+    scene.order(token_s=TOKEN_S)
     caller = scene.call()
     assert caller.began.wait(WITHIN_S)
 
@@ -183,23 +183,23 @@ def test_a_child_killed_in_mid_answer_costs_its_caller_nothing(scene: Scene) -> 
     scene.leaves_nothing()
 
 
-def test_a_child_stopped_in_mid_answer_costs_its_caller_nothing(folder: Path) -> None:
-    with playing(folder, fleet='hang_timeout = "10s"') as scene:
-        scene.order(token_s=0.5)
-        caller = scene.call()
-        assert caller.began.wait(WITHIN_S)
-        first = scene.child()
+def test_a_child_stopped_in_mid_answer_costs_its_caller_nothing(scene: Scene) -> None:
+    scene.set_fleet('hang_timeout = "10s"')
+    scene.order(token_s=TOKEN_S)
+    caller = scene.call()
+    assert caller.began.wait(WITHIN_S)
+    first = scene.child()
 
-        first.suspend()
+    first.suspend()
 
-        assert whole(caller.ended(60.0))
-        until_gone(first, within_s=GONE_S)
-        scene.leaves_nothing()
+    assert whole(caller.ended(60.0))
+    until_gone(first, within_s=GONE_S)
+    scene.leaves_nothing()
 
 
 def test_a_child_out_of_memory_while_draining_tells_its_caller(scene: Scene) -> None:
-    scene.order(die_at_byte=1200, last_words="host_oom", launches=1)
-    caller = scene.into(State.DRAINING)
+    scene.order(die_at_byte=3000, last_words="host_oom", launches=1)
+    caller = scene.into(State.DRAINING, tokens=AT_LENGTH)
     assert caller is not None
 
     assert told(caller.ended())
@@ -208,11 +208,8 @@ def test_a_child_out_of_memory_while_draining_tells_its_caller(scene: Scene) -> 
 
 
 @STATES
-@pytest.mark.parametrize("driver", ["hang", "mismatch"])
-def test_a_broken_driver_costs_nobody_an_answer(folder: Path, driver: str, state: State) -> None:
-    built(NVML, folder / "libnvidia-ml.so.1")
-    environ = {"LD_LIBRARY_PATH": str(folder), "FAKE_NVML": driver}
-    with playing(folder, environ=environ) as scene:
+def test_a_broken_driver_costs_nobody_an_answer(driver_stage: Stage, state: State) -> None:
+    with driver_stage.playing() as scene:
         caller = scene.into(state)
 
         assert whole(caller.ended() if caller else scene.says())
@@ -235,10 +232,20 @@ def test_a_full_disk_costs_events_but_no_answer(scene: Scene, state: State) -> N
 
 
 def test_a_socket_left_by_another_time_does_not_stop_a_load(scene: Scene) -> None:
-    for launch in range(2, 9):
-        (scene.daemon.folder / "run" / f"i{launch}-1.sock").touch()
+    scene.into(State.READY)
+    (seen,) = scene.daemon.status()["instances"]
+    scene.post("/unload")
+    scene.until(lambda: scene.state() is None)
+    newest = int(seen["instance"].removeprefix("i"))
+    left = [scene.daemon.folder / "run" / f"i{newest + n}-1.sock" for n in range(1, 9)]
+    for path in left:
+        path.touch()
 
     assert whole(scene.says())
+
+    for path in left:
+        path.unlink(missing_ok=True)
+    scene.leaves_nothing()
 
 
 @pytest.mark.parametrize("state", [State.READY, State.DRAINING], ids=["ready", "draining"])
@@ -255,17 +262,17 @@ def test_a_socket_that_vanishes_under_a_child_costs_nobody_an_answer(
     scene.leaves_nothing()
 
 
-def test_a_load_goes_on_when_its_caller_leaves(folder: Path) -> None:
-    with playing(folder) as scene:
-        scene.order(load_s=5.0)
-        with pytest.raises(httpx.ReadTimeout):
-            _impatient(scene, timeout_s=2.5)
-        assert scene.state() == "loading"
+def test_a_load_goes_on_when_its_caller_leaves(scene: Scene) -> None:
+    scene.set_fleet("")
+    scene.order(load_s=5.0)
+    with pytest.raises(httpx.ReadTimeout):
+        _impatient(scene, timeout_s=2.5)
+    assert scene.state() == "loading"
 
-        scene.until(lambda: scene.state() == "ready")
+    scene.until(lambda: scene.state() == "ready")
 
-        assert scene.events("instance.loaded")
-        scene.leaves_nothing()
+    assert scene.events("instance.loaded")
+    scene.leaves_nothing()
 
 
 @pytest.mark.parametrize("state", [State.READY, State.DRAINING], ids=["ready", "draining"])
@@ -333,6 +340,19 @@ def test_ten_edits_within_a_second_apply_the_last_and_leave_the_others_alone(sce
     scene.leaves_nothing()
 
 
+def test_a_child_stopped_while_draining_ends_within_its_time(scene: Scene) -> None:
+    caller = scene.into(State.DRAINING, tokens=AT_LENGTH)
+    assert caller is not None
+    child = scene.child()
+
+    child.suspend()
+    scene.daemon.process.terminate()
+
+    assert told(caller.ended(DAEMON_STOP_S))
+    assert scene.daemon.process.wait(DAEMON_STOP_S) == 0
+    until_gone(child, within_s=GONE_S)
+
+
 @STATES
 def test_no_child_outlives_a_killed_daemon(scene: Scene, state: State) -> None:
     caller, child = scene.into(state), scene.child()
@@ -359,23 +379,23 @@ def test_a_daemon_told_to_stop_ends_in_time_and_leaves_nobody_guessing(
 
 
 def test_a_second_sigterm_waits_for_no_answer_and_the_last_one_changes_nothing(
-    folder: Path,
+    scene: Scene,
 ) -> None:
-    with playing(folder, fleet='drain_timeout = "10m"') as scene:
-        scene.order(token_s=30.0)
-        caller = scene.call()
-        scene.until(lambda: not _idle(scene))
-        child = scene.child()
+    scene.set_fleet('drain_timeout = "10m"')
+    scene.order(token_s=30.0)
+    caller = scene.call()
+    scene.until(lambda: not _idle(scene))
+    child = scene.child()
 
+    scene.daemon.process.terminate()
+    scene.until(lambda: "daemon.stop_asked" in scene.daemon.log())
+    while scene.daemon.process.poll() is None:
         scene.daemon.process.terminate()
-        scene.until(lambda: "daemon.stop_asked" in scene.daemon.log())
-        while scene.daemon.process.poll() is None:
-            scene.daemon.process.terminate()
-            time.sleep(LOOK_S)
+        time.sleep(LOOK_S)
 
-        assert told(caller.ended())
-        assert scene.daemon.process.returncode == 0
-        until_gone(child, within_s=1.0)
+    assert told(caller.ended())
+    assert scene.daemon.process.returncode == 0
+    until_gone(child, within_s=1.0)
 
 
 def _was_served_or_told(caller: Caller) -> bool:

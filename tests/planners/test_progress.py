@@ -19,7 +19,9 @@ from planners.progress import (
 )
 from tests.fakes.fleet_of_one import launch_plan, served_model
 
-LIMITS = HangLimits(hang_s=60.0, spin_s=600.0, frozen_s=10.0, sample_s=2.5, answer_s=2.0)
+LIMITS = HangLimits(
+    hang_s=60.0, spin_s=600.0, left_s=60.0, frozen_s=10.0, sample_s=2.5, answer_s=2.0
+)
 STUCK = ((7, 512, 3), (-1, 0, 0))
 FIRST = Signs(
     at_s=100.0,
@@ -30,6 +32,7 @@ FIRST = Signs(
     is_answering=True,
     steps=STUCK,
     busy_slots=1,
+    departures=0,
 )
 
 
@@ -44,6 +47,7 @@ def seen_for(
     tokens_per_s: float = 0.0,
     has_slots: bool = True,
     busy_slots: int = 1,
+    departures: int = 0,
     course: Course | None = None,
 ) -> Course:
     """The course of a child that goes on like this, sampled as it would be."""
@@ -61,6 +65,7 @@ def seen_for(
             is_answering=is_answering,
             steps=((7, 512, decoded), (-1, 0, 0)) if has_slots else None,
             busy_slots=busy_slots if has_slots else None,
+            departures=departures,
         )
         course = continued(course, signs, limits=LIMITS)
     return course
@@ -125,6 +130,44 @@ def test_a_child_that_spins_hangs_in_the_end() -> None:
     assert "for 600 s it has computed" in hung.reason
 
 
+def test_a_child_that_computes_on_for_a_caller_who_left_hangs() -> None:
+    course = seen_for(30.0, cores=1.0, has_slots=False)
+    assert verdict(course, limits=LIMITS) == Slow(30.0)
+
+    still = seen_for(57.5, cores=1.0, has_slots=False, departures=1, course=course)
+    hung = verdict(
+        seen_for(2.5, cores=1.0, has_slots=False, departures=1, course=still), limits=LIMITS
+    )
+
+    assert verdict(still, limits=LIMITS) == Slow(87.5)
+    assert isinstance(hung, Hung)
+    assert "not let go of the request of a caller who left" in hung.reason
+
+
+@pytest.mark.parametrize(
+    "signs",
+    [
+        {"has_slots": False, "bytes_per_s": 1.0},
+        {"tokens_per_s": 0.4},
+        {"has_slots": True},
+        {"has_slots": False, "cores": 0.5},
+    ],
+    ids=["it answers others", "its slots move on", "/slots is answered", "it is starved"],
+)
+def test_a_child_that_still_comes_round_or_lacks_a_processor_is_not_held_to_who_left(
+    signs: dict[str, float],
+) -> None:
+    told = judged(80.0, **{"cores": 1.0, "departures": 1, **signs})
+
+    assert not isinstance(told, Hung)
+
+
+def test_a_child_that_rests_after_a_caller_left_is_no_longer_looked_at() -> None:
+    assert seen_for(2.5, cores=1.0, has_slots=False, departures=1).is_left
+    assert not seen_for(2.5, has_slots=False, departures=1).is_left
+    assert not seen_for(2.5, cores=1.0, busy_slots=0, departures=1).is_left
+
+
 def test_what_a_watcher_that_did_not_run_missed_is_no_evidence() -> None:
     course = seen_for(50.0)
     late = replace(course.last, at_s=course.last.at_s + 3600.0)
@@ -163,6 +206,22 @@ def test_a_launch_whose_batches_take_long_is_given_ten_of_them() -> None:
     limits = hang_limits(plan(n_batch=512, predicted_prompt_tokens_per_s=5.0), hang_s=60.0)
 
     assert limits.hang_s == pytest.approx(1024.0)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"predicted_prompt_tokens_per_s": None},
+        {"predicted_prompt_tokens_per_s": 1000.0, "mmproj_path": "/m/mmproj.gguf"},
+        {"predicted_prompt_tokens_per_s": 1000.0, "rpc_servers": ("10.0.0.2:50052",)},
+    ],
+    ids=["no prediction", "images", "another machine"],
+)
+def test_who_left_shortens_no_time_where_a_step_may_take_who_knows_how_long(
+    facts: dict[str, object],
+) -> None:
+    assert hang_limits(plan(**facts), hang_s=60.0).left_s == 600.0
+    assert hang_limits(plan(predicted_prompt_tokens_per_s=1000.0), hang_s=60.0).left_s == 60.0
 
 
 def test_idle_processors_prove_nothing_where_another_machine_computes() -> None:

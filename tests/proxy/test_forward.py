@@ -148,6 +148,7 @@ async def test_the_fleet_hears_of_a_request_that_was_answered(tmp_path: Path, ro
         await served.client.post(route, json=STREAM)
 
     assert fleet.answers == 1
+    assert fleet.departures == 0
 
 
 @pytest.mark.parametrize("fault", ["die_at_byte", "cut_at_byte"])
@@ -251,6 +252,7 @@ async def test_a_caller_who_leaves_in_mid_reply_frees_the_slot(
         await until_idle(fleet)
 
     assert fleet.leases == 0
+    assert fleet.departures == 1
     assert fleet.launches == 1
     assert [event["error"] for event in served if event["event"] == "request.served"] == [
         "caller_left"

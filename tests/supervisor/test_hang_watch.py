@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import httpx
+import pytest
 
 from planners.view import InstanceState
 from supervisor.lease import Lease
@@ -58,6 +59,41 @@ async def test_a_decode_that_is_stuck_behind_a_healthy_door_is_replaced(
         assert "no token came" in await hung_reason(world)
         async with world.fleet.lease(TINY, caller="a") as lease:
             assert "two" in await completed(lease)
+
+
+async def test_a_child_that_does_not_let_go_of_a_caller_who_left_is_replaced(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world(hang_s=1.0) as world:
+        world.order(prompt_s=600.0, burn=True, stuck_slots=True, launches=1)
+        with pytest.raises(TimeoutError):
+            async with world.fleet.lease(TINY, caller="a") as lease, asyncio.timeout(0.5):
+                await completed(lease)
+
+        async with world.fleet.lease(TINY, caller="b") as lease:
+            why = await world.fleet.until_gone(lease, within_s=60.0)
+
+        assert why is not None
+        assert "a caller who left" in await hung_reason(world)
+        async with world.fleet.lease(TINY, caller="b") as lease:
+            assert "two" in await completed(lease)
+
+
+async def test_a_child_that_lets_go_of_a_caller_who_left_is_left_alone(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world(hang_s=1.0) as world:
+        world.order(token_s=0.2)
+        with pytest.raises(TimeoutError):
+            async with world.fleet.lease(TINY, caller="a") as lease, asyncio.timeout(0.5):
+                await completed(lease, n_predict=1000)
+        pid = world.pid()
+
+        async with world.fleet.lease(TINY, caller="b") as lease:
+            assert "two" in await completed(lease, n_predict=12)
+
+        assert world.pid() == pid
+        assert "instance.hung" not in await world.kinds()
 
 
 async def test_a_child_that_computes_for_long_is_left_alone(fleet_world: MakeWorld) -> None:

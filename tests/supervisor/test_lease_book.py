@@ -109,6 +109,18 @@ async def test_a_slot_given_back_goes_to_the_next_in_line(book: LeaseBook) -> No
     assert waiting.granted.result().slot == lease.slot
 
 
+async def test_who_leaves_before_the_end_is_counted_once(book: LeaseBook) -> None:
+    book.open(opening(), now_s=0.0)
+    book.give_back(ask(book).granted.result(), now_s=1.0)
+    assert book.departures(I1) == 0
+    lease = ask(book).granted.result()
+
+    book.give_back(lease, now_s=2.0, is_done=False)
+    book.give_back(lease, now_s=2.0, is_done=False)
+
+    assert book.departures(I1) == 1
+
+
 async def test_giving_back_twice_takes_the_slot_from_nobody(book: LeaseBook) -> None:
     book.open(opening(), now_s=0.0)
     lease = ask(book).granted.result()
