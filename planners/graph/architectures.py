@@ -92,7 +92,8 @@ def _draw_decoder(build: Builder, layers: Sequence[Placed], *, output: int, host
     def draw_layer(at: Placed, x: Node) -> Node:
         return _layer(build, at, x, positions, ids, None)
 
-    repeats = Repeats(build.graph) if ids is None else None
+    is_copied = ids is None or arch in DELTA_NETS
+    repeats = Repeats(build.graph, shared=ids or ()) if is_copied else None
     for i, at in enumerate(layers):
         if i == len(layers) - 1 and arch not in _LATE_OUTPUTS:
             x = _layer(build, at, x, positions, ids, out_ids)
