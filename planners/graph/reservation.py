@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from planners.compute import n_outputs, n_tokens
 from planners.fallback import can_scan, host_weights, is_remote
-from planners.graph.allocation import most_bytes, reserved_bytes
+from planners.graph.allocation import ENDLESS, most_bytes, reserved_bytes
 from planners.graph.architectures import DELTA_NETS, KNOWN, draw
 from planners.graph.blocks import Builder, Placed
 from planners.graph.outline import MOST_DRAWN_WHOLE, outline
@@ -25,6 +25,7 @@ VULKAN = "vulkan"
 MOST_DRAWN = 64  # layers in one graph; each takes half a millisecond or two
 _TRIED_TOKENS = 16  # of each sequence, in the graph that fused operations are tried with
 _DELTA_WIDTHS = (16, 32, 64, 128)  # of V's heads (ggml-vulkan.cpp, GATED_DELTA_NET)
+_VULKAN_CHUNK = 1 << 30  # ggml-vulkan.cpp, suballocation_block_size
 _HEAD_STEP = 8  # ggml-vulkan.cpp, FLASH_ATTN_EXT
 _REMEMBERED = 512  # reservations; a placement tries a few dozen
 _MODELS = 64  # whose equal layers are known
@@ -259,7 +260,15 @@ def _allocated(splits: Sequence[Split], graph: Graph, sketch: _Sketch) -> tuple[
         for run in splits:
             if run.backend < sketch.host and sketch.is_local[run.backend]:
                 run.nodes = reordered(run.nodes)
-    return reserved_bytes(ordered(splits), graph.leafs, n_backends=sketch.host + 1)
+    return reserved_bytes(ordered(splits), graph.leafs, chunk_bytes=_chunk_bytes(sketch))
+
+
+def _chunk_bytes(sketch: _Sketch) -> Sequence[int]:
+    """How large a buffer each backend makes; the host's is the first device's where it has some."""
+    if sketch.shape.backend != VULKAN:
+        return (ENDLESS,) * (sketch.host + 1)
+    has_pinned = bool(sketch.is_local) and sketch.is_local[0]
+    return [_VULKAN_CHUNK if local else ENDLESS for local in (*sketch.is_local, has_pinned)]
 
 
 def _backends(sketch: _Sketch) -> Backends:
