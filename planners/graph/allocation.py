@@ -83,10 +83,10 @@ class _Heap:
         """The address of `size` bytes: the number of a buffer, and an offset below."""
         best, block = -1, 0
         for c, chunk in enumerate(self._chunks):
-            best_size, sizes = 1 << 63, chunk.sizes
-            for i in range(len(sizes) - 1):
-                if size <= sizes[i] <= best_size:
-                    best, block, best_size = c, i, sizes[i]
+            best_size, last = ENDLESS, len(chunk.sizes) - 1
+            for i, free in enumerate(chunk.sizes):
+                if size <= free <= best_size and i < last:
+                    best, block, best_size = c, i, free
         if best < 0:
             best = self._last_block_of(size)
             block = len(self._chunks[best].sizes) - 1
