@@ -31,7 +31,7 @@ from tests.fakes.machines import (
     nvidia,
     served,
 )
-from tests.fakes.tiny_models import TinyModel, info_of
+from tests.fakes.tiny_models import Number, TinyModel, info_of
 
 ENGINES = (CPU, VULKAN, CUDA)
 RUNS = 15
@@ -48,10 +48,16 @@ def _model(name: str, layer_mib: int, *, expert_mib: int = 0) -> ServedModel:
     return replace(served(info), model_id=ModelId(name))
 
 
-def _drawn(name: str, architecture: str, n_embd: int, **numbers: int) -> ServedModel:
+def _drawn(
+    name: str, architecture: str, n_embd: int, n_layer: int = 100, **numbers: int
+) -> ServedModel:
     """A model whose graph is drawn; the larger part of a first look goes there."""
-    told = {key.replace("head_", "attention.head_"): value for key, value in numbers.items()}
-    tiny = TinyModel(name, architecture, n_embd, 100, told, is_tied=False, n_vocab=128256)
+    names = {"head_": "attention.head_", "ssm_": "ssm.", "sliding_": "attention.sliding_"}
+    told: dict[str, Number] = {}
+    for key, value in numbers.items():
+        start = next((start for start in names if key.startswith(start)), "")
+        told[names.get(start, "") + key.removeprefix(start)] = value
+    tiny = TinyModel(name, architecture, n_embd, n_layer, told, is_tied=False, n_vocab=128256)
     return replace(served(info_of(tiny)), model_id=ModelId(name))
 
 
@@ -67,6 +73,19 @@ DRAWN = (
     _drawn("drawn, experts", "qwen3moe", 2048, expert_feed_forward_length=768, expert_count=128,
            expert_used_count=8, feed_forward_length=6144, head_count=32, head_count_kv=4),
 )  # fmt: skip
+
+TURNS = (
+    _drawn("62 layers, drawn, windows", "gemma3", 5376, 62, feed_forward_length=21504,
+           head_count=32, head_count_kv=16, sliding_window=1024),
+    _drawn("48 layers, drawn, states and experts", "qwen3next", 2048, 48,
+           expert_feed_forward_length=512, expert_count=512, expert_used_count=10,
+           expert_shared_feed_forward_length=512, feed_forward_length=5120, head_count=16,
+           head_count_kv=2, ssm_inner_size=4096, ssm_state_size=128, ssm_group_count=16,
+           ssm_time_step_rank=32, ssm_conv_kernel=4),
+    _drawn("100 layers, drawn, windows", "gemma3", 5376, 100, feed_forward_length=21504,
+           head_count=32, head_count_kv=16, sliding_window=1024),
+)  # fmt: skip
+"""Kinds of layers take turns in them, so that all up to 64 are drawn."""
 
 
 def _uneven(info: ModelInfo) -> ModelInfo:
@@ -120,6 +139,8 @@ def main() -> None:
                 told = f"{title} devices, 100 layers, {model.model_id}"
                 _clock(told, partial(_alone, model, hardware))
             _clock(f"{title} devices, those three together", partial(_all, models, hardware))
+        for model in TURNS:
+            _clock(f"{title} devices, {model.model_id}", partial(_alone, model, hardware))
     machines = (("128 devices", MANY), ("3 devices", FEW), ("one pool", POOLED), ("no host", SHORT))
     for title, hardware in machines:
         for model in HARD:

@@ -8,31 +8,32 @@ from collections.abc import Iterable, Sequence
 from planners.graph.tensors import Node
 
 ALIGNMENT = 32  # ggml's CPU buffers; devices ask for 16 to 256, which changes kilobytes
+_OFFSET_BITS = 62
+ENDLESS = 1 << _OFFSET_BITS
+_MOST_CHUNKS = 16  # GGML_VBUFFER_MAX_CHUNKS; the last one takes all that is left
 _INPLACE = frozenset({
     "fill", "scale", "add", "add_id", "sub", "mul", "div", "sqr", "sqrt", "unary", "rope",
     "rms_norm", "clamp", "soft_max",
 })  # fmt: skip
 
 
-class _Heap:
-    """One buffer's free blocks by offset; the last one is endless (ggml_dyn_tallocr)."""
+class _Chunk:
+    """One buffer's free blocks by offset; the last one ends with it (ggml_dyn_tallocr)."""
 
-    def __init__(self) -> None:
-        self.offsets, self.sizes = [0], [1 << 62]
+    __slots__ = ("most", "offsets", "sizes")
+
+    def __init__(self, size: int) -> None:
+        self.offsets, self.sizes = [0], [size]
         self.most = 0
 
-    def take(self, size: int) -> int:
-        """The offset of `size` bytes."""
+    def take(self, block: int, size: int) -> int:
+        """The offset of `size` bytes at the start of that block."""
         offsets, sizes = self.offsets, self.sizes
-        best, best_size = len(sizes) - 1, 1 << 63
-        for i in range(len(sizes) - 1):
-            if size <= sizes[i] <= best_size:
-                best, best_size = i, sizes[i]
-        offset = offsets[best]
-        offsets[best] += size
-        sizes[best] -= size
-        if not sizes[best]:
-            del offsets[best], sizes[best]
+        offset = offsets[block]
+        offsets[block] += size
+        sizes[block] -= size
+        if not sizes[block]:
+            del offsets[block], sizes[block]
         self.most = max(self.most, offset + size)
         return offset
 
@@ -53,7 +54,7 @@ class _Heap:
                 if i:
                     self._join(i - 1)
                 return
-        # Not bisected: a block of 0 bytes can lie behind the endless one, out of order.
+        # Not bisected: a block of 0 bytes can lie behind the last one, out of order.
         at = next((i for i, start in enumerate(offsets) if start >= offset), len(offsets))
         offsets.insert(at, offset)
         sizes.insert(at, size)
@@ -66,17 +67,66 @@ class _Heap:
             del offsets[i + 1], sizes[i + 1]
 
 
+class _Heap:
+    """A backend's buffers: the next one is begun where what is asked for fits into none."""
+
+    def __init__(self, chunk_bytes: int) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._chunks: list[_Chunk] = []
+
+    @property
+    def most(self) -> int:
+        """Bytes of all buffers."""
+        return sum(chunk.most for chunk in self._chunks)
+
+    def take(self, size: int) -> int:
+        """The address of `size` bytes: the number of a buffer, and an offset below."""
+        best, block = -1, 0
+        for c, chunk in enumerate(self._chunks):
+            best_size, last = ENDLESS, len(chunk.sizes) - 1
+            for i, free in enumerate(chunk.sizes):
+                if size <= free <= best_size and i < last:
+                    best, block, best_size = c, i, free
+        if best < 0:
+            best = self._last_block_of(size)
+            block = len(self._chunks[best].sizes) - 1
+        return best << _OFFSET_BITS | self._chunks[best].take(block, size)
+
+    def give(self, address: int, size: int) -> None:
+        """Free `size` bytes."""
+        self._chunks[address >> _OFFSET_BITS].give(address & ENDLESS - 1, size)
+
+    def _last_block_of(self, size: int) -> int:
+        """Which buffer's end takes `size` bytes with the least new or unused ones, or a new one."""
+        best, best_reuse = -1, -ENDLESS
+        for c, chunk in enumerate(self._chunks):
+            if not chunk.sizes or chunk.sizes[-1] < size:
+                continue
+            reuse = chunk.most - chunk.offsets[-1] - size
+            if (best_reuse < 0 and reuse > best_reuse) or 0 <= reuse < best_reuse:
+                best, best_reuse = c, reuse
+        if best < 0:
+            best = len(self._chunks)
+            is_last = best == _MOST_CHUNKS - 1
+            self._chunks.append(_Chunk(ENDLESS if is_last else max(size, self._chunk_bytes)))
+        return best
+
+
 def reserved_bytes(
-    nodes: Sequence[Node], leafs: Iterable[Node], *, n_backends: int
+    nodes: Sequence[Node], leafs: Iterable[Node], *, chunk_bytes: Sequence[int]
 ) -> tuple[int, ...]:
-    """Bytes per backend. Every node and leaf must have its backend."""
-    return _Allocator(n_backends).reserve(nodes, leafs)
+    """Bytes per backend. Every node and leaf must have its backend.
+
+    `chunk_bytes`: per backend how large one of its buffers may be, unless a single result is
+    larger; ENDLESS where that is not bounded.
+    """
+    return _Allocator(chunk_bytes).reserve(nodes, leafs)
 
 
 def most_bytes(nodes: Iterable[Node], leafs: Iterable[Node], *, n_backends: int) -> tuple[int, ...]:
     """Per backend what `reserved_bytes` cannot exceed, quickly told: all, as if none was freed.
 
-    Each result takes new bytes at most once, since a block at the end grows by what does not fit.
+    Each result takes new bytes at most once, since a buffer grows at its end by what does not fit.
     """
     most = [0] * n_backends
     for node in (*leafs, *nodes):
@@ -86,8 +136,8 @@ def most_bytes(nodes: Iterable[Node], leafs: Iterable[Node], *, n_backends: int)
 
 
 class _Allocator:
-    def __init__(self, n_backends: int) -> None:
-        self._heaps = [_Heap() for _ in range(n_backends)]
+    def __init__(self, chunk_bytes: Sequence[int]) -> None:
+        self._heaps = [_Heap(n_bytes) for n_bytes in chunk_bytes]
 
     def reserve(self, nodes: Sequence[Node], leafs: Iterable[Node]) -> tuple[int, ...]:
         for leaf in leafs:

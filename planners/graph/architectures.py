@@ -39,6 +39,7 @@ _WHOLE_NORMS = (
     "minimax-m2",
 )  # Q and K are normalised whole, before they are heads
 _UNPINNED_NORMS = (*_GEMMAS, "olmo2", "exaone4")  # the last of a layer, named without it
+_LAYER_NORMS = ("command-r", "cohere2", "starcoder2", "stablelm")
 _SKIP_FIRST = ("jamba", "lfm2", "lfm2moe", "phi3")  # what is added to what
 _RAW_WEIGHTS = (
     "llama4",
@@ -75,6 +76,7 @@ def draw(build: Builder, layers: Sequence[Placed], *, output: int, host: int) ->
 
 def _draw_decoder(build: Builder, layers: Sequence[Placed], *, output: int, host: int) -> None:
     arch = build.model.architecture
+    build.norm_op = _norm_op(build.model)
     x = _embedded(build, host)
     if arch in _GEMMAS:
         x = like("scale", x)
@@ -92,7 +94,8 @@ def _draw_decoder(build: Builder, layers: Sequence[Placed], *, output: int, host
     def draw_layer(at: Placed, x: Node) -> Node:
         return _layer(build, at, x, positions, ids, None)
 
-    repeats = Repeats(build.graph) if ids is None else None
+    is_copied = ids is None or arch in DELTA_NETS
+    repeats = Repeats(build.graph, shared=ids or ()) if is_copied else None
     for i, at in enumerate(layers):
         if i == len(layers) - 1 and arch not in _LATE_OUTPUTS:
             x = _layer(build, at, x, positions, ids, out_ids)
@@ -101,6 +104,16 @@ def _draw_decoder(build: Builder, layers: Sequence[Placed], *, output: int, host
         else:
             x = draw_layer(at, x)
     _draw_output(build, x, None if arch not in _LATE_OUTPUTS else out_ids, output=output)
+
+
+def _norm_op(model: ModelInfo) -> str:
+    """By name, or of unknown ones by what they have an epsilon for."""
+    if model.architecture in KNOWN:
+        return "norm" if model.architecture in _LAYER_NORMS else "rms_norm"
+    start = f"{model.architecture}.attention.layer_norm"
+    keys = {key for key, _ in model.metadata}
+    is_plain = f"{start}_epsilon" in keys and f"{start}_rms_epsilon" not in keys
+    return "norm" if is_plain else "rms_norm"
 
 
 def _embedded(build: Builder, host: int) -> Node:
@@ -123,7 +136,7 @@ def _draw_output(build: Builder, x: Node, out_ids: Node | None, *, output: int) 
     early = model.architecture == "gpt-oss"
     if out_ids is not None and early:
         x = get_rows(x, out_ids)
-    x = like("rms_norm", x)
+    x = like(build.norm_op, x)
     norm = _end(model, "output_norm.weight", output) or _end(
         model, "token_embd_norm.weight", output
     )

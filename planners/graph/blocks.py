@@ -73,6 +73,8 @@ class Builder:
     caches: dict[LayerKind, Cache] = field(default_factory=dict)
     is_fused: bool = True
     """Whether delta nets are one operation; not where a device computes for a layer of the host."""
+    norm_op: str = "rms_norm"
+    """What normalises the stream: by its mean square, or ("norm") by mean and variance."""
     attention_scales: Node | None = None
     """An input of llama4's."""
     _named: dict[int, dict[str, WeightInfo]] = field(default_factory=dict)
@@ -121,10 +123,10 @@ class Builder:
 
     # Norms
 
-    def norm(self, at: Placed, name: str, x: Node, *, op: str = "rms_norm") -> Node:
+    def norm(self, at: Placed, name: str, x: Node, *, op: str | None = None) -> Node:
         """`x` normalised and weighted (build_norm)."""
         weight, bias = self.weight(at, f"{name}.weight"), self.weight(at, f"{name}.bias")
-        x = like(op, x)
+        x = like(op or self.norm_op, x)
         if weight is None and bias is None:
             return x
         if at.is_pinned:

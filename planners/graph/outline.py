@@ -46,7 +46,8 @@ def outline(
     seen: dict[object, DeviceId] = {}
     stand_in = {HOST: HOST}
     for place, device in enumerate(devices):
-        is_special = device == first_local or place == 0 or owners[-1] == device
+        # The last layer goes on with the rows that are put out alone.
+        is_special = device == first_local or place == 0 or device in owners[-2:]
         follows_host = place and owners[-1] != device and not segments[devices[place - 1]]
         key: object = (segments[device], is_remote(device), limits.get(device), follows_host)
         stand_in[device] = device if is_special else seen.setdefault(key, device)

@@ -1,10 +1,10 @@
 """Layers that are like one already drawn: a copy of its nodes costs a third of drawing them.
 
-Only for models without states: their layers share nothing but inputs, and the first that each adds
-to the graph is what comes to it, so that the order of nodes stays the same.
+Only where the first that each layer adds to the graph is what comes to it, so that the order of
+nodes stays the same: models without states, and delta nets.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 
 from planners.graph.blocks import Placed
 from planners.graph.tensors import Graph, Node, Piece
@@ -13,8 +13,9 @@ from planners.graph.tensors import Graph, Node, Piece
 class Repeats:
     """The layers of one graph in the making, each kind of them drawn once."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def __init__(self, graph: Graph, *, shared: Collection[Node] = ()) -> None:
+        """`shared`: what layers have in common beside inputs."""
+        self._graph, self._shared = graph, shared
         self._known: dict[Hashable, tuple[Piece, Placed]] = {}
 
     def layer(self, at: Placed, x: Node, draw: Callable[[Placed, Node], Node]) -> Node:
@@ -27,7 +28,7 @@ class Repeats:
         mark = self._graph.mark()
         end = draw(at, x)
         self._graph.expand(end)
-        self._known[key] = self._graph.piece(x, end, since=mark), at
+        self._known[key] = self._graph.piece(x, end, since=mark, without=self._shared), at
         return end
 
 

@@ -7,17 +7,16 @@ same graph in the order in which it is drawn, and some reserve a little beside i
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby
 
 from planners.compute import n_outputs, n_tokens
 from planners.fallback import can_scan, host_weights, is_remote
-from planners.graph.allocation import most_bytes, reserved_bytes
+from planners.graph.allocation import ENDLESS, most_bytes, reserved_bytes
 from planners.graph.architectures import DELTA_NETS, KNOWN, draw
 from planners.graph.blocks import Builder, Placed
 from planners.graph.outline import MOST_DRAWN_WHOLE, outline
 from planners.graph.reorder import reordered
-from planners.graph.schedule import Backends, ordered, split
-from planners.graph.tensors import Node, Undrawn
+from planners.graph.schedule import Backends, Split, ordered, split
+from planners.graph.tensors import Graph, Node, Undrawn
 from planners.hardware import HOST, DeviceId
 from planners.kv_cache import LaunchShape
 from planners.model import LayerInfo, LayerKind, ModelInfo
@@ -26,6 +25,7 @@ VULKAN = "vulkan"
 MOST_DRAWN = 64  # layers in one graph; each takes half a millisecond or two
 _TRIED_TOKENS = 16  # of each sequence, in the graph that fused operations are tried with
 _DELTA_WIDTHS = (16, 32, 64, 128)  # of V's heads (ggml-vulkan.cpp, GATED_DELTA_NET)
+_VULKAN_CHUNK = 1 << 30  # ggml-vulkan.cpp, suballocation_block_size
 _HEAD_STEP = 8  # ggml-vulkan.cpp, FLASH_ATTN_EXT
 _REMEMBERED = 512  # reservations; a placement tries a few dozen
 _MODELS = 64  # whose equal layers are known
@@ -148,32 +148,25 @@ def _reserved(sketch: _Sketch) -> tuple[int, ...]:
     prefill = _sizes(_drawing(sketch, n=n, n_outputs=n_out, is_fused=is_fused), sketch)
     if not _reserves_for_decode(sketch):
         return prefill
-    if model.recurrent is None and _decodes_within(prefill, sketch):
-        return prefill
-    decode = _sizes(_of_decode(sketch), sketch)
+    decode = _of_decode(sketch, within=None if model.recurrent else prefill)
     return tuple(max(sizes) for sizes in zip(prefill, decode, strict=True))
 
 
-def _of_decode(sketch: _Sketch) -> Builder:
-    """The graph of one token per slot."""
-    slots = sketch.shape.n_parallel
-    return _drawing(sketch, n=slots, n_outputs=slots, is_fused=True)
-
-
-def _decodes_within(limits: tuple[int, ...], sketch: _Sketch) -> bool:
-    """Whether the graph of one token per slot needs no more than that on any backend for certain.
+def _of_decode(sketch: _Sketch, *, within: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Bytes per backend for one token per slot; `within` where it needs no more for certain.
 
     It is small: on most machines all of its results take less, side by side, than those of a prompt
-    that follow one another. Of equal layers in a row two are drawn: the nodes of one between them
-    run where its neighbours do, as those at the end of the first or the start of the second.
+    that follow one another.
     """
-    runs = [(layer, len([*alike])) for layer, alike in groupby(sketch.layers)]
-    times = max(count for _, count in runs) - 1
-    pairs = tuple(layer for layer, count in runs for _ in range(min(count, 2)))
-    graph, backends = _of_decode(replace(sketch, layers=pairs)).graph, _backends(sketch)
-    nodes = ordered(split(graph, backends))
-    most = most_bytes(nodes, graph.leafs, n_backends=backends.count)
-    return all(max(times, 1) * n <= limit for n, limit in zip(most, limits, strict=True))
+    slots = sketch.shape.n_parallel
+    graph = _drawing(sketch, n=slots, n_outputs=slots, is_fused=True).graph
+    backends = _backends(sketch)
+    splits = split(graph, backends)
+    if within is not None:
+        most = most_bytes(ordered(splits), graph.leafs, n_backends=backends.count)
+        if all(size <= limit for size, limit in zip(most, within, strict=True)):
+            return within
+    return _allocated(splits, graph, sketch)
 
 
 def _drawing(sketch: _Sketch, *, n: int, n_outputs: int, is_fused: bool) -> Builder:
@@ -259,13 +252,23 @@ def _all_fuse(sketch: _Sketch) -> bool:
 
 
 def _sizes(build: Builder, sketch: _Sketch) -> tuple[int, ...]:
-    backends = _backends(sketch)
-    splits = split(build.graph, backends)
+    return _allocated(split(build.graph, _backends(sketch)), build.graph, sketch)
+
+
+def _allocated(splits: Sequence[Split], graph: Graph, sketch: _Sketch) -> tuple[int, ...]:
     if sketch.shape.backend == VULKAN:
         for run in splits:
             if run.backend < sketch.host and sketch.is_local[run.backend]:
                 run.nodes = reordered(run.nodes)
-    return reserved_bytes(ordered(splits), build.graph.leafs, n_backends=backends.count)
+    return reserved_bytes(ordered(splits), graph.leafs, chunk_bytes=_chunk_bytes(sketch))
+
+
+def _chunk_bytes(sketch: _Sketch) -> Sequence[int]:
+    """How large a buffer each backend makes; the host's is the first device's where it has some."""
+    if sketch.shape.backend != VULKAN:
+        return (ENDLESS,) * (sketch.host + 1)
+    has_pinned = bool(sketch.is_local) and sketch.is_local[0]
+    return [_VULKAN_CHUNK if local else ENDLESS for local in (*sketch.is_local, has_pinned)]
 
 
 def _backends(sketch: _Sketch) -> Backends:

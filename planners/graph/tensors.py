@@ -5,7 +5,7 @@ in place by planners.graph.schedule and planners.graph.allocation: the one mutab
 planners, never kept beyond one reservation.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from planners.errors import PlanError
@@ -127,11 +127,14 @@ class Graph:
         """How far the graph has come: how many nodes and leafs it has."""
         return len(self.nodes), len(self.leafs)
 
-    def piece(self, start: Node, end: Node, *, since: tuple[int, int]) -> Piece:
-        """All that was added since that mark but inputs, which any repetition shares."""
+    def piece(
+        self, start: Node, end: Node, *, since: tuple[int, int], without: Collection[Node] = ()
+    ) -> Piece:
+        """All that was added since that mark but inputs and `without`, which repetitions share."""
         n_nodes, n_leafs = since
-        leafs = (leaf for leaf in self.leafs[n_leafs:] if not leaf.is_input)
-        return Piece(start, end, tuple(self.nodes[n_nodes:]), tuple(leafs))
+        leafs = tuple(leaf for leaf in self.leafs[n_leafs:] if not leaf.is_input)
+        nodes = tuple(node for node in self.nodes[n_nodes:] if node not in without)
+        return Piece(start, end, nodes, leafs)
 
     def repeat(self, piece: Piece, start: Node, moved: Mapping[int, int]) -> Node:
         """Add `piece` once more, from another start on; the new end. `moved`: backends by those."""

@@ -137,11 +137,11 @@ class Search:
     def _settled(self, found: Placed) -> Placed | None:
         """`found` as it fits by the best there is to know; None where it does not."""
         other = self._reordered(found)
+        if other is not found and (accepted := self._accepted(self.drawn(other))) is not None:
+            return accepted
         drawn = self.drawn(found)
-        tries = (drawn,) if other is found else (self.drawn(other), drawn)
-        for placed in tries:
-            if (accepted := self._accepted(placed)) is not None:
-                return accepted
+        if (accepted := self._accepted(drawn)) is not None:
+            return accepted
         is_worth_it = found.shape.split and self.prediction.is_better_than_estimates
         return self._laid_out_anew(drawn) if is_worth_it else None
 

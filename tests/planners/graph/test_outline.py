@@ -50,5 +50,14 @@ def test_a_device_stands_for_the_ones_that_hold_the_same() -> None:
     assert not any(owners[i] == C for i in found.layers)
 
 
+def test_the_device_of_the_last_layer_speaks_for_itself_where_another_has_the_output() -> None:
+    layers, owners = [FULL] * 3, [A, B, C, D]
+    left = (frozenset[str](),) * 4
+
+    found = outline(layers, left, owners, devices=[A, B, C, D], limits={})
+
+    assert found.stand_in[C] == C
+
+
 def test_the_host_speaks_for_itself() -> None:
     assert outlined([FULL] * 4, [HOST, HOST, A, A]).stand_in[HOST] == HOST

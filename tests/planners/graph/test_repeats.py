@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planners.graph.architectures import draw
+from planners.graph.architectures import DELTA_NETS, draw
 from planners.graph.blocks import Builder, Placed
 from planners.graph.tensors import Graph, Node
 from planners.kv_cache import LaunchShape
@@ -19,6 +19,7 @@ STATELESS = [
     for name, info in MODELS.items()
     if info.is_causal and all(layer.kind is not LayerKind.RECURRENT for layer in info.layers)
 ]
+COPIED = [*STATELESS, *(name for name, info in MODELS.items() if info.architecture in DELTA_NETS)]
 
 
 def drawn(model: ModelInfo, shape: LaunchShape, layers: Sequence[Placed]) -> Graph:
@@ -48,7 +49,7 @@ def described(graph: Graph) -> list[object]:
 def test_layers_that_are_copied_are_as_if_each_had_been_drawn(
     data: st.DataObject, flash: bool, kv_on_host: bool, pinned: bool
 ) -> None:
-    model = MODELS[data.draw(st.sampled_from(STATELESS))]
+    model = MODELS[data.draw(st.sampled_from(COPIED))]
     shape = LaunchShape(
         n_ctx=1024, n_parallel=2, n_batch=64, n_ubatch=64, flash_attn=flash, kv_on_host=kv_on_host,
         type_k=data.draw(st.sampled_from(("f16", "q8_0"))),
@@ -70,7 +71,7 @@ def test_layers_that_are_copied_are_as_if_each_had_been_drawn(
     assert described(drawn(model, shape, layers)) == described(drawn(model, shape, unlike))
 
 
-@pytest.mark.parametrize("name", STATELESS)
+@pytest.mark.parametrize("name", COPIED)
 def test_a_layer_met_again_is_not_drawn_again(name: str) -> None:
     model = MODELS[name]
     shape = LaunchShape(n_ctx=1024, n_parallel=1, n_batch=64, n_ubatch=64)

@@ -352,3 +352,15 @@ def test_groups_of_experts_that_cannot_be_are_estimated_or_ignored(
     found = compute_bytes(odd, shape, layer_devices(odd, shape))
 
     assert found is None or found == reserved(info, shape)
+
+
+def test_a_norm_by_mean_and_variance_takes_room_of_its_own() -> None:
+    wide = replace(MODELS["dense"], n_vocab=32000)
+    info = replace(info_of(wide), architecture="unheard-of", digest="rms")
+    named = "unheard-of.attention.layer_norm_epsilon"
+    plain = replace(info, metadata=(*info.metadata, (named, 1e-5)), digest="plain")
+    shape = replace(SHAPE, split=((GPU, info.n_layer + 1),), embedding=True)
+
+    more_bytes = reserved(plain, shape)[GPU] - reserved(info, shape)[GPU]
+
+    assert more_bytes == pytest.approx(4 * info.n_embd * SHAPE.n_ubatch, rel=0.1)
