@@ -10,6 +10,7 @@ import click
 import httpx
 import msgspec
 
+from supervisor.lease import TAIL_HEADING
 from supervisor.printable import printable
 
 EXIT_FAILED = 1
@@ -154,6 +155,11 @@ def _decoded(content: bytes, kind: type[T]) -> Answer[T]:
 
 
 def fail(sentence: str) -> NoReturn:
-    """End the program with one line, whatever names and texts of others the sentence holds."""
-    click.echo(f"inferenceosctl: {printable(sentence)}", err=True)
+    """End the program with one line, whatever names and texts of others the sentence holds.
+
+    The lines of a log that it ends with are below it.
+    """
+    said, heading, tail = sentence.partition(f"\n{TAIL_HEADING}\n")
+    lines = (TAIL_HEADING, *tail.split("\n")) if heading else ()
+    click.echo("\n".join(map(printable, (f"inferenceosctl: {said}", *lines))), err=True)
     sys.exit(EXIT_FAILED)

@@ -2,6 +2,7 @@
 
 import os.path
 from collections.abc import Sequence
+from dataclasses import replace
 
 from inferenceosd.config_file import Key, Values, any_keys
 from inferenceosd.config_kinds import (
@@ -15,6 +16,7 @@ from inferenceosd.config_kinds import (
     SIZE,
     TEXT,
     TEXTS,
+    Folders,
     Refused,
     choice,
     or_auto,
@@ -97,8 +99,40 @@ MODEL_KEEP_ALIVE = Key(
     "How long it stays loaded after its last request.",
     "`models.keep_alive`",
 )
+_OWN_KEYS = {
+    **dict.fromkeys(("--model", "-m"), "path"),
+    **dict.fromkeys(("--alias", "-a"), "aliases"),
+    **dict.fromkeys(("--ctx-size", "-c"), "context"),
+    **dict.fromkeys(("--parallel", "-np"), "parallel"),
+    **dict.fromkeys(("--mmproj", "-mm"), "mmproj"),
+    **dict.fromkeys(("--spec-draft-model", "--model-draft", "-md"), "draft"),
+    "--lora": "lora",
+    **dict.fromkeys(("--host", "--port"), "server.listen"),
+    **dict.fromkeys(("--api-key", "--api-key-file"), "server.keys"),
+    "--ssl-key-file": "server.tls_key",
+    "--ssl-cert-file": "server.tls_cert",
+}
+"""Options that would undo what was planned, or open a port past the daemon → what to set."""
+
+
+def read_flags(value: object, folders: Folders) -> tuple[str, ...]:
+    """Options of llama-server's, as written. Raises Refused for one that has a key of its own."""
+    flags = TEXTS.read(value, folders)
+    for index, flag in enumerate(flags):
+        if key := _OWN_KEYS.get(flag.partition("=")[0]):
+            problem = f"{flag} is given by the daemon; set {key} instead"
+            raise Refused(problem, path=(index,), allowed="options that no key stands for")
+    return flags
+
+
 MODEL_FLAGS = Key(
-    "flags", TEXTS, (), "Options appended to llama-server's command line as written.", "none"
+    "flags",
+    replace(TEXTS, read=read_flags),
+    (),
+    "Options appended to llama-server's command line as written, such as `--mlock`; none that a key"
+    " stands for, such as `--ctx-size` or `--port`. What they change of memory and speed is not"
+    " planned, only learned.",
+    "none",
 )
 MODEL_MMPROJ = Key(
     "mmproj",

@@ -66,6 +66,9 @@ class WaitTimedOut(LeaseError):
         )
 
 
+TAIL_HEADING = "The last lines of its log:"
+
+
 class ModelUnavailable(LeaseError):
     """The model cannot be served now, and why; with its process's last lines, where it had one."""
 
@@ -79,7 +82,7 @@ class ModelUnavailable(LeaseError):
     ) -> None:
         self.model_id, self.reason, self.retry_after_s = model_id, reason, retry_after_s
         self.log_tail = tuple(log_tail)
-        said = "\n".join(("", "The last lines of its log:", *log_tail)) if log_tail else ""
+        said = "\n".join(("", TAIL_HEADING, *log_tail)) if log_tail else ""
         super().__init__(f"{model_id} cannot be served: {reason}{said}")
 
 

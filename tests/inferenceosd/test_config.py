@@ -173,6 +173,8 @@ def test_a_model_keeps_what_it_says_and_takes_the_rest_from_models() -> None:
         ("[sever]\nlisten = 1", 1, "sever", "did you mean server?"),
         ("server = 1", 1, "server", "a value where a table belongs"),
         ('\n[server]\nlisten = "11434"', 3, "server.listen", "'11434' is no address"),
+        ('[[model]]\nflags = ["-c", "1"]', 2, "model[1].flags[1]", "set context instead"),
+        ('[[model]]\nflags = ["--port=1"]', 2, "model[1].flags[1]", "set server.listen instead"),
         ("[models]\nkeep_alive = true", 2, "models.keep_alive", "no duration"),
         ('[models]\nkeep_alive = "5 minutes"', 2, "models.keep_alive", "no duration"),
         ("[models]\ncontext = 0", 2, "models.context", "out of range"),

@@ -16,11 +16,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from inferenceosd import __version__, report
-from inferenceosd.admin_client import ANSWER_S, Door
+from inferenceosd.admin_client import ANSWER_S, Door, fail
 from inferenceosd.ctl import main
+from planners.model import ModelId
 from planners.profile_json import decode_profile
 from proxy.admin.orders import UnloadReport
 from proxy.admin.records import EventsReport
+from supervisor.lease import ModelUnavailable
 from tests.fakes.admin_service import (
     EVENTS,
     MODELS,
@@ -516,3 +518,21 @@ def test_forget_wants_to_know_what(served: Path, arguments: tuple[str, ...]) -> 
 
     assert result.exit_code == 2
     assert "say what to forget" in result.output
+
+
+def test_the_log_of_a_model_that_cannot_run_is_shown_line_by_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    refused = ModelUnavailable(
+        model_id=ModelId("a\nb"), reason="it died", retry_after_s=None, log_tail=("x", "y\x1b[31m")
+    )
+
+    with pytest.raises(SystemExit):
+        fail(str(refused))
+
+    assert capsys.readouterr().err.splitlines() == [
+        "inferenceosctl: a\\nb cannot be served: it died",
+        "The last lines of its log:",
+        "x",
+        "y\\x1b[31m",
+    ]
