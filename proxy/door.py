@@ -1,10 +1,11 @@
 """What every route is handed: the fleet, connections to its children, the port's settings."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from proxy.admission.gate import OPEN_GATE, Gate
 from proxy.child.upstream import UpstreamPools
+from proxy.crashers import Crashers
 from proxy.exchange import Exchange
 from proxy.service import Service
 from proxy.telemetry.metrics import Metrics
@@ -39,6 +40,7 @@ class Door:
     pools: UpstreamPools
     settings: DoorSettings
     metrics: Metrics
+    crashers: Crashers = field(default_factory=Crashers)
 
 
 class Trace(Protocol):

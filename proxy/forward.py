@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from random import getrandbits
+from time import monotonic
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -117,11 +118,12 @@ async def converse(
         priority=exchange.priority,
     )
     for times in range(1, TRIES + 1):
-        async with _Turn(door, exchange, wanted, times=times) as turn:
+        async with _Turn(door, exchange, wanted, order, times=times) as turn:
             try:
                 lease = await turn.begin()
                 if not order.form:
                     check_text(order.body, model=model.model_id, n_ctx=lease.context)
+                door.crashers.check(lease, order.target, order.body, now_s=monotonic())
                 changed = None if check is None else await check(lease)
                 await hear(lease, await turn.reply(changed or order, streams=streams))
                 door.service.answered(turn.lease)
@@ -132,7 +134,7 @@ async def converse(
                 # Leased meanwhile, so that nobody else is granted the slot of a dead child.
                 is_over = turn.times == TRIES or exchange.delivered
                 limit_s = CAUSE_S if is_over else REAPED_S
-                cause = await door.service.until_gone(turn.lease, within_s=limit_s)
+                cause = await turn.why_gone(within_s=limit_s)
                 if is_over:
                     raise exc.explained(cause, times=turn.times) from exc
 
@@ -144,8 +146,8 @@ class _Turn:
     """
 
     __slots__ = (
-        "_cause", "_door", "_exchange", "_leased", "_order", "_request", "_wanted", "lease",
-        "times",
+        "_asked", "_cause", "_door", "_exchange", "_leased", "_order", "_request", "_wanted",
+        "lease", "times",
     )  # fmt: skip
 
     lease: Lease
@@ -155,10 +157,11 @@ class _Turn:
         door: Door,
         exchange: Exchange,
         wanted: Callable[[], AbstractAsyncContextManager[Lease]],
+        asked: Order,
         *,
         times: int,
     ) -> None:
-        self._door, self._exchange, self._wanted = door, exchange, wanted
+        self._door, self._exchange, self._wanted, self._asked = door, exchange, wanted, asked
         self._leased: AbstractAsyncContextManager[Lease] | None = None
         self._request: UpstreamRequest | None = None
         self._order = _NO_ORDER
@@ -190,6 +193,15 @@ class _Turn:
         finally:
             if leased is not None:
                 await leased.__aexit__(None if exc is None else type(exc), exc, None)
+
+    async def why_gone(self, *, within_s: float) -> str | None:
+        """Why the child ended; a crash with nothing else under way is held against the request."""
+        service, lease, asked = self._door.service, self.lease, self._asked
+        cause = await service.until_gone(lease, within_s=within_s)
+        if cause is not None and service.crashed_alone(lease):
+            crashers, now_s = self._door.crashers, monotonic()
+            crashers.note(lease, asked.target, asked.body, cause=cause, now_s=now_s)
+        return cause
 
     async def begin(self) -> Lease:
         """Waits for a lease. Raises LeaseError."""
@@ -228,7 +240,7 @@ class _Turn:
     async def take(self) -> bool:
         """Waits for the next lease; the caller gets signs of life, where its dialect has any."""
         lost = self.lease
-        cause = await self._door.service.until_gone(lost, within_s=REAPED_S)
+        cause = await self.why_gone(within_s=REAPED_S)
         self._cause = cause or "its process is gone"
         self._exchange.pause()
         await self._give_up()

@@ -52,6 +52,9 @@ class Service(Protocol):
         Why it ended, as a clause; None where that is not known.
         """
 
+    def crashed_alone(self, lease: Lease) -> bool:
+        """Whether the child behind `lease`, which is gone, crashed and did nothing else then."""
+
     def answered(self, lease: Lease) -> None:
         """A request under `lease` was answered: the model can run."""
 

@@ -230,6 +230,11 @@ class Fleet:
         instance = self._instances.get(lease.instance_id)
         return instance.why_ended(lease.socket_path) if instance is not None else None
 
+    def crashed_alone(self, lease: Lease) -> bool:
+        """Whether the child behind `lease`, which is gone, crashed and did nothing else then."""
+        instance = self._instances.get(lease.instance_id)
+        return instance is not None and instance.crashed_alone(lease.socket_path)
+
     def answered(self, lease: Lease) -> None:
         """A request under `lease` was answered: the model can run."""
         if instance := self._instances.get(lease.instance_id):

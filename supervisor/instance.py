@@ -106,8 +106,9 @@ class Instance:
         self._launches = 0
         self._setbacks = Setbacks(shop.history.rung_of(plan))
         self._ready_s: float | None = None
-        self._was_serving = self._has_answered = False
-        self._last_end: tuple[str, str] | None = None
+        self._served = 0  # leases held as the last child ended
+        self._has_answered = False
+        self._last_end: tuple[str, Cause] | None = None
         self._last_used_s = monotonic()
         self._loaded_at: float | None = None
         self._load_s: float | None = None
@@ -126,7 +127,7 @@ class Instance:
             while not self._stop_asked.is_set():
                 cause = await self._outcome()
                 if cause is not None and self._launch is not None:
-                    self._last_end = (self._launch.socket_path, cause.summary)
+                    self._last_end = (self._launch.socket_path, cause)
                 self._note("stopped" if cause is None else "died", cause)
                 if cause is None or self._stop_asked.is_set():
                     break
@@ -179,8 +180,18 @@ class Instance:
 
     def why_ended(self, socket_path: str) -> str | None:
         """Why the child behind `socket_path` ended unasked; None where it is not the last one."""
-        path, why = self._last_end or ("", "")
-        return why if path == socket_path else None
+        cause = self._cause_of(socket_path)
+        return None if cause is None else cause.summary
+
+    def crashed_alone(self, socket_path: str) -> bool:
+        """Whether the child behind `socket_path` crashed while one lease was held on it."""
+        cause = self._cause_of(socket_path)
+        return cause is not None and cause.kind is ExitKind.CRASH and self._served == 1
+
+    def _cause_of(self, socket_path: str) -> Cause | None:
+        if self._last_end is None or self._last_end[0] != socket_path:
+            return None
+        return self._last_end[1]
 
     def log_lines(self, n: int) -> tuple[str, ...]:
         """Up to `n` newest lines of the running child's log, or of the last one's."""
@@ -236,7 +247,7 @@ class Instance:
     async def _launch_once(self) -> Cause | None:
         """One child from exec to reaped; the cause of its end, None when it was wanted."""
         self._launches += 1
-        self._ready_s, self._has_answered, self._was_serving = None, False, False
+        self._ready_s, self._has_answered = None, False
         shop = self._shop
         launch = self._launch = Launch(
             self._plan,
@@ -340,7 +351,7 @@ class Instance:
         death = Death(
             at_s=now_s,
             lived_s=None if self._ready_s is None else now_s - self._ready_s,
-            was_serving=self._was_serving,
+            was_serving=self._served > 0,
             had_answered=self._has_answered,
         )
         setback = self._setbacks.after(
@@ -376,7 +387,7 @@ class Instance:
         busy = book.running(self.instance_id)
         used_s = monotonic() if busy else book.idle_since_s(self.instance_id)
         self._last_used_s = max(self._last_used_s, used_s or 0.0)
-        self._was_serving = bool(busy)
+        self._served = busy
         book.close(self.instance_id)
         self._shop.leaving(launch.socket_path)
 

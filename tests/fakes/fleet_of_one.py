@@ -1,6 +1,7 @@
 """The least Service: one model, one child, started when asked for and again when it died."""
 
 import asyncio
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -231,6 +232,12 @@ class FleetOfOne:
                 async with asyncio.timeout(within_s):
                     return f"its process ended with {await child.process.wait()}"
         return None
+
+    def crashed_alone(self, lease: Lease) -> bool:
+        child = self.child
+        is_its = child is not None and child.socket_path == lease.socket_path
+        code = child.process.returncode if child is not None and is_its else None
+        return code == -signal.SIGSEGV and self.leases == 1
 
     def answered(self, lease: Lease) -> None:
         self.answers += 1

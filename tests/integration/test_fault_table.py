@@ -277,13 +277,13 @@ def test_a_load_goes_on_when_its_caller_leaves(scene: Scene) -> None:
 
 @pytest.mark.parametrize("state", [State.READY, State.DRAINING], ids=["ready", "draining"])
 def test_a_caller_who_leaves_in_mid_answer_frees_its_slot(scene: Scene, state: State) -> None:
-    scene.order(token_s=3.0)  # it would go on for longer than is waited below
-    caller = scene.into(state) or scene.call()
-    assert caller.began.wait(10)
+    scene.order(token_s=TOKEN_S)
+    caller = scene.into(state, tokens=AT_LENGTH) or scene.call(tokens=AT_LENGTH)
+    assert caller.began.wait(WITHIN_S)
 
     caller.leave.set()
 
-    scene.until(lambda: _idle(scene), within_s=GONE_S)
+    scene.until(lambda: _idle(scene))  # AT_LENGTH it would go on for longer than that
     scene.leaves_nothing()
 
 

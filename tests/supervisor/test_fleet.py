@@ -350,15 +350,49 @@ async def test_requests_that_kill_their_child_leave_the_model_to_others(
             asked = {"model": TINY, "prompt": prompt, "stream": False, "max_tokens": 2}
             return await served.client.post("/v1/completions", json=asked)
 
-        for _ in range(3):
+        for n in range(3):
             assert (await answer("bread")).status_code == 200
-            reply = await answer("poison")
+            reply = await answer(f"poison {n}")
             assert reply.status_code == 502
             assert reply.headers["x-should-retry"] == "false"
             assert "2 times on this request" in reply.json()["error"]["message"]
             assert "SIGSEGV" in reply.json()["error"]["message"]
 
         assert (await answer("bread")).status_code == 200
+
+
+async def test_a_request_that_crashed_two_children_alone_is_refused_and_costs_no_third(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world() as world, serving(world.fleet) as served:
+        world.order(poison="poison")
+        asked = {"model": TINY, "prompt": "poison", "stream": False, "max_tokens": 2}
+        await served.client.post("/v1/completions", json=asked)
+        well = await served.client.post("/v1/completions", json={**asked, "prompt": "bread"})
+        pid = world.pid()
+
+        again = await served.client.post("/v1/completions", json=asked)
+
+        assert again.status_code == 422
+        assert again.json()["error"]["code"] == "request_crashes_engine"
+        assert "SIGSEGV" in again.json()["error"]["message"]
+        assert (well.status_code, world.pid()) == (200, pid)
+
+
+async def test_who_was_under_way_beside_a_crash_is_not_blamed(fleet_world: MakeWorld) -> None:
+    async with fleet_world() as world, serving(world.fleet) as served:
+        world.order(poison="poison")
+        asked = {"model": TINY, "prompt": "poison", "stream": False, "max_tokens": 2}
+        for _ in range(2):  # both of its children had somebody else on them
+            async with world.fleet.lease(TINY, caller="other"):
+                died = asyncio.create_task(served.client.post("/v1/completions", json=asked))
+                await world.until(lambda: world.state() is not InstanceState.READY)
+            async with world.fleet.lease(TINY, caller="other"):
+                assert (await died).status_code == 502
+
+        told = await served.client.post("/v1/completions", json=asked)
+
+        assert told.status_code == 502
 
 
 async def test_a_child_that_loses_its_device_has_the_machine_read_anew(
