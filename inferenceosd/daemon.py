@@ -211,10 +211,11 @@ class _Daemon:
         metrics = Metrics(fleet, records.journal.counts, version=__version__, routes=ROUTES)
         traces = open_traces(os.environ, fleet, metrics, self._held)
 
-        def app(config: Config) -> ASGIApp:
-            return build_app(fleet, pools, self._door_settings(config), metrics, traces=traces)
+        def app(config: Config, *, is_parting: bool = False) -> ASGIApp:
+            settings = self._door_settings(config)
+            return build_app(fleet, pools, settings, metrics, traces=traces, is_parting=is_parting)
 
-        front = Front(app(config))
+        front = Front(app(config), parting=app(config, is_parting=True))
 
         def reconfigure(changed: Config) -> None:
             front.app = app(changed)
@@ -241,7 +242,10 @@ class _Daemon:
             closing = asyncio.Event()
             public = await self._open_door(tasks, front, control, closing)
             await found_first(catalogue.scan(), self._stop.wait())
-            front.has_looked.set()
+            if self._stop.is_set():
+                front.part()
+            else:
+                front.has_looked.set()
             fleet.look()
             admin = await self._open_admin_door(tasks, control, closing)
             log.info("daemon.started", version=__version__, pid=os.getpid(), listen=listen)

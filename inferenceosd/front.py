@@ -17,9 +17,15 @@ class Front:
     ask whether there is a daemon.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp, *, parting: ASGIApp) -> None:
+        """`parting` tells whoever asks that the daemon stops."""
+        self.app, self._parting = app, parting
         self.has_looked = asyncio.Event()
+
+    def part(self) -> None:
+        """The daemon stops before the models were looked at: none may be said to be missing."""
+        self.app = self._parting
+        self.has_looked.set()
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if self.has_looked.is_set() or scope.get("path") in ITSELF:

@@ -144,9 +144,11 @@ def build_app(
     metrics: Metrics,
     *,
     traces: Traces | None = None,
+    is_parting: bool = False,
 ) -> ASGIApp:
-    """The application of the public port."""
-    return _App(Door(service, pools, settings, metrics), traces)
+    """The application of the public port; `is_parting`: it tells everybody that the daemon stops."""
+    kind = _Parting if is_parting else _App
+    return kind(Door(service, pools, settings, metrics), traces)
 
 
 class _App:
@@ -238,6 +240,13 @@ class _App:
             prompt_tokens=usage.prompt_tokens if usage is not None else None,
             decode_tokens=usage.decode_tokens if usage is not None else None,
         )
+
+
+class _Parting(_App):
+    """Before the models were looked at, none of them can be said to be there, or not."""
+
+    async def _serve(self, exchange: Exchange) -> None:
+        raise Stopping
 
 
 async def _route(door: Door, exchange: Exchange) -> None:

@@ -60,7 +60,8 @@ def compute_bytes(
         return None
     try:
         return _drawn(model, shape, owners)
-    except (Undrawn, ArithmeticError):  # a file that only claims the architecture
+    except (Undrawn, ArithmeticError, LookupError):
+        # A file that only claims the architecture: no heads, a matrix without dimensions.
         return None
 
 
@@ -215,10 +216,10 @@ def _fuses(sketch: _Sketch) -> bool:
     n = _TRIED_TOKENS * sketch.shape.n_parallel
     build = _drawing(sketch, n=n, n_outputs=n, is_fused=True)
     split(build.graph, _backends(sketch))
-    fused = [node for node in build.graph.nodes if node.op == "gated_delta_net"]
+    fused = [node.backend for node in build.graph.nodes if node.op == "gated_delta_net"]
     recurrent = [b for i, b, _ in sketch.layers
                  if sketch.known.model.layers[i].kind is LayerKind.RECURRENT]  # fmt: skip
-    return all(node.backend == b for node, b in zip(fused, recurrent, strict=True))
+    return fused == recurrent
 
 
 @lru_cache(maxsize=_MODELS)

@@ -57,6 +57,7 @@ async def serving(
     crowd: Crowd | None = None,
     tls: SSLContext | None = None,
     kernel_bytes: int | None = None,
+    is_parting: bool = False,
 ) -> AsyncIterator[Served]:
     """Serves `service`; ends with a drain. `kernel_bytes` is what waits in a socket to be read."""
     metrics = metrics_of(service)
@@ -68,9 +69,8 @@ async def serving(
     port = listener.getsockname()[1]
     stop, started = asyncio.Event(), asyncio.Event()
     async with UpstreamPools(connections_per_child=8) as pools, asyncio.TaskGroup() as tasks:
-        app = build_app(
-            service, pools, settings, metrics, traces=traces(metrics) if traces else None
-        )
+        traced = traces(metrics) if traces else None
+        app = build_app(service, pools, settings, metrics, traces=traced, is_parting=is_parting)
         door = serve(
             app,
             (listener,),

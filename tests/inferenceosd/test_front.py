@@ -32,7 +32,7 @@ async def test_until_the_models_were_looked_at_only_questions_about_the_daemon_a
     None
 ):
     app = Answered()
-    front = Front(app)
+    front = Front(app, parting=Answered())
 
     async with asyncio.TaskGroup() as callers:
         for path in ("/v1/models", "/api/chat"):
@@ -49,7 +49,7 @@ async def test_until_the_models_were_looked_at_only_questions_about_the_daemon_a
 
 async def test_who_waited_is_served_by_the_settings_that_came_meanwhile() -> None:
     old, new = Answered(), Answered()
-    front = Front(old)
+    front = Front(old, parting=Answered())
 
     async with asyncio.TaskGroup() as callers:
         callers.create_task(asked(front, "/v1/models"))
@@ -58,3 +58,16 @@ async def test_who_waited_is_served_by_the_settings_that_came_meanwhile() -> Non
         front.has_looked.set()
 
     assert (old.paths, new.paths) == ([], ["/v1/models"])
+
+
+async def test_who_waits_for_a_look_that_the_end_forestalls_is_told_of_the_end() -> None:
+    app, parting = Answered(), Answered()
+    front = Front(app, parting=parting)
+
+    async with asyncio.TaskGroup() as callers:
+        callers.create_task(asked(front, "/v1/models"))
+        await asyncio.sleep(0)
+        front.part()
+    await asked(front, "/health")
+
+    assert (app.paths, parting.paths) == ([], ["/v1/models", "/health"])

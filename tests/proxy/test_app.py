@@ -44,6 +44,28 @@ async def test_elsewhere_a_path_without_an_answer_is_an_error_in_its_dialect(
 
 
 @pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/v1/models", "overloaded_error"),
+        ("/v1/messages", "overloaded_error"),
+        ("/api/tags", None),
+        ("/nope", None),
+    ],
+)
+async def test_who_parts_unseen_says_of_no_model_that_it_is_missing(
+    tmp_path: Path, path: str, kind: str | None
+) -> None:
+    async with serving(fleet(tmp_path), is_parting=True) as at:
+        reply = await at.client.get(path)
+
+    error = reply.json()["error"]
+    assert reply.status_code in (503, 529)
+    assert "retry-after" in reply.headers
+    assert "is stopping" in (error if kind is None else error["message"])
+    assert kind is None or error["type"] == kind
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status", "body"),
     [
         ("GET", "/", 200, "Ollama is running"),

@@ -12,7 +12,7 @@ from planners.graph.reservation import compute_bytes, forget, is_drawn
 from planners.hardware import HOST, DeviceId
 from planners.kv_cache import LaunchShape
 from planners.memory import layer_devices, predict
-from planners.model import ModelInfo
+from planners.model import LayerKind, ModelInfo
 from tests.fakes.machines import LLAMA_8B
 from tests.fakes.tiny_models import Number, info_of, tiny_models
 
@@ -65,6 +65,31 @@ def test_a_file_that_lacks_a_tensor_is_estimated_and_never_fails(without: str) -
 
     assert compute_bytes(info, shape, layer_devices(info, shape)) is None
     assert predict(info, shape, overhead_bytes={})
+
+
+@pytest.mark.parametrize("claimed", ["llama", "deepseek2", "mamba2", "qwen3next"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_that_claims_another_architecture_is_estimated_and_never_fails(
+    name: str, claimed: str
+) -> None:
+    info = replace(info_of(MODELS[name]), architecture=claimed, digest=f"{name} as {claimed}")
+    headless = tuple(replace(layer, kind=LayerKind.NONE) for layer in info.layers)
+    shape = replace(SHAPE, split=((GPU, info.n_layer + 1),))
+
+    for odd in (info, replace(info, layers=headless, digest=f"{name} without heads")):
+        assert predict(odd, shape, overhead_bytes={})
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_matrices_without_dimensions_are_estimated_and_never_fail(name: str) -> None:
+    info = info_of(MODELS[name])
+    flat = tuple(
+        replace(layer, weights=tuple(replace(weight, shape=()) for weight in layer.weights))
+        for layer in info.layers
+    )
+    shape = replace(SHAPE, split=((GPU, info.n_layer + 1),))
+
+    assert predict(replace(info, layers=flat, digest="flat"), shape, overhead_bytes={})
 
 
 @pytest.mark.parametrize("name", MODELS)
