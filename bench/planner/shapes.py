@@ -182,6 +182,8 @@ def _other(kind: str) -> Callable[[Random, int, int], Numbers]:
             told |= {"attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.5}
         if kind in ("qwen2vl", "qwen3vl", "qwen3vlmoe"):
             told = _sections(told)
+        if kind.startswith("qwen3vl"):
+            told["n_deepstack_layers"] = rng.choice((0, 3))
         if kind in ("olmoe", "dots1"):
             told["attention.head_count_kv"] = told["attention.head_count"]
         return told | _mixture(rng, n_embd, kind) if kind in MIXTURES else told

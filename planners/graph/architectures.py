@@ -49,6 +49,7 @@ _RAW_WEIGHTS = (
     "deepseek",
 )  # of experts, not made to sum up to 1
 _FOUR_POSITIONS = ("qwen35", "qwen35moe", "qwen2vl", "qwen3vl", "qwen3vlmoe")
+_STACKED = ("qwen3vl", "qwen3vlmoe")
 _DENSE = ("llama", "mistral3", "qwen2", "qwen2vl", "qwen3", "smollm3", "seed_oss", "granite",
           "ernie4_5", "gemma", "glm4", "phi3", "olmo2", "exaone4", "hunyuan-dense", "exaone",
           "internlm2", "minicpm", "arcee", "qwen3vl", "command-r", "cohere2",
@@ -77,7 +78,7 @@ def draw(build: Builder, layers: Sequence[Placed], *, output: int, host: int) ->
 def _draw_decoder(build: Builder, layers: Sequence[Placed], *, output: int, host: int) -> None:
     arch = build.model.architecture
     build.norm_op = _norm_op(build.model)
-    x = _embedded(build, host)
+    x = embedded = _embedded(build, host)
     if arch in _GEMMAS:
         x = like("scale", x)
     kinds = {layer.kind for layer in build.model.layers}
@@ -103,6 +104,8 @@ def _draw_decoder(build: Builder, layers: Sequence[Placed], *, output: int, host
             x = repeats.layer(at, x, draw_layer)
         else:
             x = draw_layer(at, x)
+        if i < build.n_stacked:
+            x = like("add", x, view(embedded, *x.ne[:2], nb=embedded.nb))
     _draw_output(build, x, None if arch not in _LATE_OUTPUTS else out_ids, output=output)
 
 
@@ -122,8 +125,19 @@ def _embedded(build: Builder, host: int) -> Node:
     x = get_rows(needed(table, "token_embd"), tokens)
     if build.model.architecture in _GRANITES:
         x = build.scaled(x, "embedding_scale")
-    build.expand(x, leaf_input(build.model.n_embd, build.n))
+    width = build.model.n_embd * (1 + stacked_layers(build.model))
+    if width > build.model.n_embd:
+        x = Node("pad", (width, *x.ne[1:]), src=(x,))
+        x = view(x, build.model.n_embd, build.n, nb=x.nb)
+    build.expand(x, leaf_input(width, build.n))
     return x
+
+
+def stacked_layers(model: ModelInfo) -> int:
+    """How many layers, from the first on, have a part of an image's embeddings added (qwen3vl)."""
+    found = dict(model.metadata).get(f"{model.architecture}.n_deepstack_layers")
+    is_one = model.architecture in _STACKED and isinstance(found, int)
+    return min(max(int(found or 0), 0), model.n_layer) if is_one else 0
 
 
 def _end(model: ModelInfo, name: str, backend: int) -> Node | None:

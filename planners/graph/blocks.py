@@ -73,6 +73,8 @@ class Builder:
     caches: dict[LayerKind, Cache] = field(default_factory=dict)
     is_fused: bool = True
     """Whether delta nets are one operation; not where a device computes for a layer of the host."""
+    n_stacked: int = 0
+    """Of how many layers what comes out has a part of an image's embeddings added."""
     norm_op: str = "rms_norm"
     """What normalises the stream: by its mean square, or ("norm") by mean and variance."""
     attention_scales: Node | None = None

@@ -20,11 +20,11 @@ class Repeats:
 
     def layer(self, at: Placed, x: Node, draw: Callable[[Placed, Node], Node]) -> Node:
         """What the layer makes of `x`: drawn by `draw`, or copied."""
+        self._graph.expand(x)
         key = _key(at)
         if (known := self._known.get(key)) is not None:
             piece, first = known
             return self._graph.repeat(piece, x, _moved(first, at))
-        self._graph.expand(x)
         mark = self._graph.mark()
         end = draw(at, x)
         self._graph.expand(end)

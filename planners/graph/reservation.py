@@ -11,7 +11,7 @@ from functools import lru_cache
 from planners.compute import n_outputs, n_tokens
 from planners.fallback import can_scan, host_weights, is_remote
 from planners.graph.allocation import ENDLESS, most_bytes, reserved_bytes
-from planners.graph.architectures import DELTA_NETS, KNOWN, draw
+from planners.graph.architectures import DELTA_NETS, KNOWN, draw, stacked_layers
 from planners.graph.blocks import Builder, Placed
 from planners.graph.outline import MOST_DRAWN_WHOLE, outline
 from planners.graph.reorder import reordered
@@ -39,8 +39,7 @@ def is_drawn(model: ModelInfo) -> bool:
 
 def is_known(model: ModelInfo) -> bool:
     """Whether the drawing is the engine's own graph, not one alike."""
-    is_stacked = dict(model.metadata).get(f"{model.architecture}.n_deepstack_layers", 0)
-    return model.architecture in KNOWN and not is_stacked  # qwen3vl's images enter several layers
+    return model.architecture in KNOWN
 
 
 def _is_plain(model: ModelInfo) -> bool:
@@ -92,7 +91,9 @@ def _drawn(
     # Where kinds of layers take turns, what is free lies scattered, and no few stand for all.
     is_mixed = _has_turns(known) and not all(map(is_remote, all_devices))
     most_whole = MOST_DRAWN if is_mixed else MOST_DRAWN_WHOLE
-    part = outline(firsts, left, owners, devices=all_devices, limits=limits, most_whole=most_whole)
+    n_stacked = stacked_layers(model)
+    kinds = [(first, i < n_stacked) for i, first in enumerate(firsts)]
+    part = outline(kinds, left, owners, devices=all_devices, limits=limits, most_whole=most_whole)
     if len(part.layers) > MOST_DRAWN:
         raise Undrawn(f"{len(part.layers)} layers differ")
     devices = [device for device in all_devices if device in part.stand_in.values()]
@@ -109,6 +110,7 @@ def _drawn(
         is_local=tuple(not is_remote(device) for device in devices),
         bindings=tuple(limits.get(device) for device in devices),
         output=host if output_left else place[owners[-1]],
+        n_stacked=sum(i < n_stacked for i in part.layers),
         is_whole=is_whole,
         host_works=not is_whole or shape.kv_on_host or any(left) or bool(output_left),
     )
@@ -128,6 +130,8 @@ class _Sketch:
     bindings: tuple[int | None, ...]
     output: int
     """The output layer's backend."""
+    n_stacked: int
+    """So many of the first layers drawn have a part of an image's embeddings added."""
     is_whole: bool
     """Whether no layer lies on the host."""
     host_works: bool
@@ -181,6 +185,7 @@ def _drawing(sketch: _Sketch, *, n: int, n_outputs: int, is_fused: bool) -> Buil
         n_outputs=n_outputs,
         host=host,
         is_fused=is_fused,
+        n_stacked=sketch.n_stacked,
     )
     layers = [
         Placed(

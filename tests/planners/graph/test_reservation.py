@@ -389,3 +389,17 @@ def test_a_norm_by_mean_and_variance_takes_room_of_its_own() -> None:
     more_bytes = reserved(plain, shape)[GPU] - reserved(info, shape)[GPU]
 
     assert more_bytes == pytest.approx(4 * info.n_embd * SHAPE.n_ubatch, rel=0.1)
+
+
+def test_images_that_enter_several_layers_take_room_until_the_last_of_them() -> None:
+    plain = replace(MODELS["dense"], architecture="qwen3vl", name="images", n_layer=24)
+    deep = replace(plain, numbers={**plain.numbers, "n_deepstack_layers": 3})
+    infos = [replace(info_of(model), digest=str(i)) for i, model in enumerate((plain, deep))]
+    shape = replace(SHAPE, split=((REMOTE, 8), (GPU, 17)))
+
+    (before, after) = (reserved(info, shape) for info in infos)
+
+    part_bytes = 4 * infos[0].n_embd * SHAPE.n_ubatch
+    assert after[HOST] - before[HOST] == pytest.approx(3 * part_bytes, rel=0.1)
+    assert after[REMOTE] - before[REMOTE] >= 3 * part_bytes
+    assert after[GPU] == pytest.approx(before[GPU], rel=0.1)
