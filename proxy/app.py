@@ -146,7 +146,7 @@ def build_app(
     traces: Traces | None = None,
     is_parting: bool = False,
 ) -> ASGIApp:
-    """The application of the public port; `is_parting`: it tells everybody that the daemon stops."""
+    """The application of the public port; `is_parting`: it tells all that the daemon stops."""
     kind = _Parting if is_parting else _App
     return kind(Door(service, pools, settings, metrics), traces)
 
