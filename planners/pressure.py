@@ -262,6 +262,12 @@ def forgotten(course: Course, living: Iterable[InstanceId]) -> Course:
     return replace(course, moved_s=MappingProxyType(moved_s))
 
 
+def relief(options: Sequence[Option], missing: Mapping[DeviceId, int]) -> tuple[Option, ...]:
+    """The least of them that make up for `missing`; all that help where they do not."""
+    helpful = [o for o in options if _may(o) and _help_bytes(o, missing) > 0]
+    return tuple(_least(helpful, missing))
+
+
 def _relief(
     course: Course,
     missing: Mapping[DeviceId, int],

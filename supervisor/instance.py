@@ -5,7 +5,7 @@ with which plan to launch again is decided by reconcile and told through `resume
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -32,7 +32,7 @@ from supervisor.hang_watch import HangWatch
 from supervisor.journal import Journal
 from supervisor.launch import Launch
 from supervisor.launch_history import LaunchHistory
-from supervisor.lease_book import LeaseBook, Opening
+from supervisor.lease_book import Heir, LeaseBook, Opening
 from supervisor.load_progress import LoadLimits
 from supervisor.race import first, found_first
 from supervisor.setbacks import CAUSE_LINES, Setbacks
@@ -62,7 +62,9 @@ class Shop:
     settings: Callable[[], FleetSettings]
     environ: Mapping[str, str]
     run_dir: Path
-    """0700; sockets and slot files of all children."""
+    """0700; sockets of all children."""
+    slots_dir: Path
+    """0700; a folder of slot files for each."""
     cwd: Path
     """Where children stand: a folder that they cannot write and nobody puts a library into."""
     leaving: Callable[[str], None]
@@ -79,6 +81,16 @@ class Shop:
     """What a plan may take, on each of its devices and on HOST, by what counts as free."""
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The first launch of an instance that takes another one's place."""
+
+    arrive: Callable[[Launch], Coroutine[object, object, tuple[Heir, ...]]]
+    """Called once its child has loaded, before it serves; gives who finds what in its slots."""
+    is_last: bool = True
+    """Whether it is not launched again where that fails: the other one goes on."""
+
+
 class Instance:
     """One model, from its first launch until it is stopped."""
 
@@ -92,6 +104,7 @@ class Instance:
         keep_alive_s: float,
         shop: Shop,
         child_log: ChildLog,
+        trial: Trial | None = None,
     ) -> None:
         self.instance_id = instance_id
         self.model_id: ModelId = plan.model_id
@@ -119,6 +132,8 @@ class Instance:
         self._stop_asked = asyncio.Event()
         self._hurried = asyncio.Event()
         self._resumed = asyncio.Event()
+        self._trial, self._heirs = trial, tuple[Heir, ...]()
+        self._settled, self._over = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
         """Launch, serve, and launch again as told, until stopped; the child is reaped on return."""
@@ -130,11 +145,63 @@ class Instance:
                 self._note("stopped" if cause is None else "died", cause)
                 if cause is None or self._stop_asked.is_set():
                     break
+                if self._trial is not None and self._trial.is_last:
+                    self._cause = cause
+                    self._record("instance.ended", reason=cause.summary)
+                    break
                 self._fall_back(cause)
+                self._settled.set()
                 await first(self._stop_asked.wait(), self._resumed.wait())
                 self._resumed.clear()
         finally:
             self._shop.book.close(self.instance_id)
+            self._settled.set()
+            self._over.set()
+
+    async def until_settled(self) -> bool:
+        """Whether its first launch came to serve, once that is known."""
+        await self._settled.wait()
+        return self._state is InstanceState.READY
+
+    async def until_over(self) -> None:
+        """Return once it was stopped, and its child reaped."""
+        await self._over.wait()
+
+    @property
+    def plan(self) -> LaunchPlan:
+        """Of its present launch."""
+        return self._plan
+
+    @property
+    def launch_key(self) -> str:
+        """What it was planned from."""
+        return self._launch_key
+
+    @property
+    def socket_path(self) -> str:
+        """Of its present child; "" where there is none."""
+        return self._launch.socket_path if self._launch else ""
+
+    @property
+    def slot_dir(self) -> Path:
+        """Where its children save slots to."""
+        return self._shop.slots_dir / f"{self.instance_id}.slots"
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether its child is there, ready, and to stay."""
+        is_ready = self._state is InstanceState.READY
+        return is_ready and self._launch is not None and self._launch.pid is not None
+
+    def reopen(self, heirs: tuple[Heir, ...]) -> None:
+        """Grant slots again, to these callers first: nobody took its place after all."""
+        if self._launch is not None and self.is_serving:
+            self._heirs = heirs
+            self._shop.book.open(self._opening(self._launch), now_s=monotonic())
+
+    def why_ended_for_good(self) -> str:
+        """Why its one launch did not come to serve."""
+        return self._cause.summary if self._cause is not None else "it was told to stop"
 
     def resume(self, plan: LaunchPlan, engine: Engine, *, reason: str) -> None:
         """Launch again, by this plan. Only from BACKOFF or FAILED."""
@@ -242,7 +309,7 @@ class Instance:
             self._plan,
             self._engine,
             socket_path=shop.run_dir / f"{self.instance_id}-{self._launches}.sock",
-            slot_dir=shop.run_dir / f"{self.instance_id}.slots",
+            slot_dir=self.slot_dir,
             on_line=self._child_log.write,
         )
         self._child_log.begin(f"launch {self._launches} of {self.instance_id}")
@@ -265,6 +332,8 @@ class Instance:
         """Load, be ready, and end: of itself, hung, or as asked."""
         started_s = monotonic()
         cause = await self._load(launch, child)
+        if cause is None and not self._stop_asked.is_set() and self._trial is not None:
+            cause = await self._arrive(self._trial, launch, child)
         if cause is not None or self._stop_asked.is_set():
             return cause
         ready_s = self._ready_s = monotonic()
@@ -273,6 +342,8 @@ class Instance:
         self._setbacks.got_ready()
         self._note("ready", None)
         self._shop.book.open(self._opening(launch), now_s=ready_s)
+        self._heirs = ()
+        self._settled.set()
         watch = self._watch = self._hang_watch(launch)
         hung = await found_first(watch.until_hung(), child.wait(), self._stop_asked.wait())
         if child.returncode is not None:
@@ -296,6 +367,15 @@ class Instance:
         if stalled is None:
             return None
         return self._put_down(child, Hung(stalled))
+
+    async def _arrive(self, trial: Trial, launch: Launch, child: Child) -> Cause | None:
+        """Take over from the other instance; a cause when the child ends meanwhile."""
+        arrival = trial.arrive(launch)
+        heirs = await found_first(arrival, child.wait(), self._stop_asked.wait())
+        if child.returncode is not None:
+            return await _cause(child)
+        self._heirs, self._trial = heirs or (), None
+        return None
 
     def _hang_watch(self, launch: Launch) -> HangWatch:
         def limits() -> HangLimits:
@@ -368,6 +448,7 @@ class Instance:
             embedding=plan.embedding,
             serves=self.serves_context,
             plan=plan,
+            heirs=self._heirs,
         )
 
     def _let_go(self, launch: Launch) -> None:

@@ -148,6 +148,8 @@ class FleetOfOne:
         self.plan = launch_plan(model, n_ctx=n_ctx, n_parallel=n_parallel)
         self.resumptions: list[tuple[str, int]] = []
         """Ways in which replies went on after a child's loss, and tokens computed again."""
+        self.moves: dict[str, str] = {}
+        """Why a child is to make way for another, by its socket."""
         self._free = asyncio.PriorityQueue[int]()
         for slot in range(n_parallel):
             self._free.put_nowait(slot)
@@ -195,6 +197,8 @@ class FleetOfOne:
         context: int | None = None,
         priority: Priority = Priority.HIGH,
         takes_slot: bool = True,
+        can_pause: bool = True,
+        after: Lease | None = None,
     ) -> AsyncIterator[Lease]:
         if (refusal := next(self.refusals, None)) is not None:
             raise refusal
@@ -231,6 +235,9 @@ class FleetOfOne:
                 async with asyncio.timeout(within_s):
                     return f"its process ended with {await child.process.wait()}"
         return None
+
+    def moved(self, lease: Lease) -> str | None:
+        return self.moves.get(lease.socket_path)
 
     def answered(self, lease: Lease) -> None:
         self.answers += 1
