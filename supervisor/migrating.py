@@ -289,8 +289,7 @@ class _Move:
     async def _occupied(self) -> tuple[Occupied, ...]:
         """Slots with something in them, as far as the child tells."""
         held = {lease.slot: lease for lease in self._held()}
-        async with client_of(self._source.socket_path, timeout_s=ANSWER_S) as client:
-            told = dict(await slots_seen(client))
+        told = await self._tokens()
         return tuple(
             Occupied(
                 slot=slot,
@@ -300,6 +299,11 @@ class _Move:
             )
             for slot in sorted({*held, *(slot for slot, n in told.items() if n)})
         )
+
+    async def _tokens(self) -> dict[int, int]:
+        """Tokens in each slot's cache; {} where the child does not tell in time."""
+        async with client_of(self._source.socket_path, timeout_s=ANSWER_S) as client:
+            return dict(await slots_seen(client))
 
     def _held(self) -> tuple[Lease, ...]:
         """Leases that have a slot."""
@@ -335,8 +339,11 @@ class _Move:
         if served is None or not moves:
             return
         shape, context = shape_of(self._running), self._running.context
+        seen = await self._tokens()
+        if not seen:  # it hangs, or is gone: what it knew is computed again
+            self._note_lost("the process that ran does not answer")
+            return
         async with client_of(self._source.socket_path, timeout_s=None) as client:
-            seen = dict(await slots_seen(client))
             door = SlotDoor(client, self._source.slot_dir)
             for move in moves:
                 n_tokens = min(context, seen.get(move.slot, context) + WRITTEN_MEANWHILE)
@@ -428,8 +435,8 @@ class _Move:
         self._record("migration.failed", reason=f"{self._reason}: {why}")
         return MoveFailed(model_id=self._model_id, reason=why)
 
-    def _note_lost(self, exc: Exception) -> None:
-        self._record("migration.recomputes", reason=str(exc))
+    def _note_lost(self, why: object) -> None:
+        self._record("migration.recomputes", reason=str(why))
 
     def _record(self, kind: str, *, reason: str, **facts: str | float) -> None:
         instance_id = self._source.instance_id

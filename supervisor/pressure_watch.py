@@ -129,7 +129,7 @@ class PressureWatch:
         self._yields[place] = given
         self._watched.hold_back(self.limits)
         told = f"{format_size(given.n_bytes)} of {place} for others, {format_duration(for_s)}"
-        self._tell("memory.yielded", f"{told}: at most {format_size(limit_bytes)} of it is ours")
+        self._record("memory.yielded", f"{told}: at most {format_size(limit_bytes)} of it is ours")
         self._woken.set()
         return given
 
@@ -139,7 +139,9 @@ class PressureWatch:
         ended = tuple(self._yields.pop(place) for place in places if place in self._yields)
         self._watched.hold_back(self.limits)
         for each in ended:
-            self._tell("memory.returned", f"{format_size(each.n_bytes)} of {each.device_id}: asked")
+            self._record(
+                "memory.returned", f"{format_size(each.n_bytes)} of {each.device_id}: asked"
+            )
         self._woken.set()
         return ended
 
@@ -191,7 +193,7 @@ class PressureWatch:
                 del self._yields[place]
                 self._watched.hold_back(self.limits)
                 told = f"{format_size(each.n_bytes)} of {place}: its time is over"
-                self._tell("memory.returned", told)
+                self._record("memory.returned", told)
 
     async def _keep_limits(self, view: View, over: Mapping[DeviceId, int], *, now_s: float) -> None:
         """What exceeds an operator's limit goes at once, whatever it takes."""
@@ -226,11 +228,11 @@ class PressureWatch:
         )
         match answer:
             case Relieve(chosen, reason):
-                self._tell("pressure.relieved", reason)
+                self._record("pressure.relieved", reason)
                 chosen_ways = [way for way in found if way.option in chosen]
                 await self._act(chosen_ways, reason, is_order=False)
             case MoveUp(key, reason):
-                self._tell("pressure.lifted", f"{key}: {reason}")
+                self._record("pressure.lifted", f"{key}: {reason}")
                 await self._lift(*higher[key], reason)
 
     def _may_answer(self, now_s: float) -> bool:
@@ -268,7 +270,7 @@ class PressureWatch:
         if instance is not None:
             instance.stop(reason, Departure.MEMORY, drain_s=self._watched.finish_s())
 
-    def _tell(self, kind: str, reason: str) -> None:
+    def _record(self, kind: str, reason: str) -> None:
         log.info(kind, reason=reason)
         self._watched.journal.record(kind, reason=reason)
         self._watched.changed()
