@@ -5,6 +5,7 @@ Level-triggered, one writer: an event says "look", never "do"; only Fleet.run ch
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from functools import partial
@@ -28,6 +29,7 @@ from supervisor.catalogue import Catalogue
 from supervisor.child_logs import ChildLog
 from supervisor.desired import Desired, Ground
 from supervisor.instance import Instance, Shop, Trial
+from supervisor.kept_slots import KeptSlots
 from supervisor.lease import Lease, ModelUnavailable
 from supervisor.lease_book import LeaseBook
 from supervisor.leasing import Leasing
@@ -40,7 +42,9 @@ from supervisor.probe import HardwareProbe
 from supervisor.prospects import Prospects
 from supervisor.records import Records
 from supervisor.settling import SAMPLE_S
+from supervisor.slots import SlotShelf
 
+SLOT_FILES_BYTES = 8 << 30  # of all conversations on disk at once; the disk keeps its own part
 TICK_S = 1.0  # cadence of a look when nothing happens; what a lost event costs at most
 LONGEST_REPLY_S = 24 * 3600.0  # a drain that cuts nothing ends too
 PROFILE_S = 15.0  # cadence of a new profile when nothing is launched
@@ -93,6 +97,10 @@ class Fleet:
             changed=self.look,
         )
         self.prospects = self._new_prospects()
+        self._shelf = SlotShelf(
+            quota_bytes=SLOT_FILES_BYTES,
+            thread=ThreadPoolExecutor(max_workers=1, thread_name_prefix="slots"),
+        )
         self._shop = self._new_shop(ground, leaving=leaving, heard_bytes=heard_bytes)
         self.moving = self._new_moving()
         self.pressure = self._new_pressure()
@@ -112,6 +120,7 @@ class Fleet:
     def _new_moving(self) -> Moving:
         return Moving(
             self._shop,
+            self._shelf,
             machine=self._machine,
             planner=self._planner,
             desired=lambda: self._desired,
@@ -140,6 +149,7 @@ class Fleet:
         self, ground: Ground, *, leaving: Callable[[str], None], heard_bytes: Callable[[str], int]
     ) -> Shop:
         """What every instance works with."""
+        slots_dir = ground.slots or ground.run_dir
         return Shop(
             book=self._book,
             journal=self._journal,
@@ -147,7 +157,14 @@ class Fleet:
             settings=lambda: self._desired.settings,
             environ=ground.environ,
             run_dir=ground.run_dir,
-            slots_dir=ground.slots or ground.run_dir,
+            slots_dir=slots_dir,
+            kept_slots=KeptSlots(
+                self._shelf,
+                slots_dir / "kept.slots",
+                journal=self._journal,
+                served=lambda model_id: self._leasing.processes().models.get(model_id),
+                is_on=lambda: self._desired.settings.keeps_conversations,
+            ),
             cwd=ground.cwd,
             leaving=leaving,
             heard_bytes=heard_bytes,
@@ -170,6 +187,7 @@ class Fleet:
             watching.cancel()
             self._preflights.stop()
             self.hurry(within_s=self._desired.settings.drain_s)
+        self._shop.kept_slots.clear()
 
     def look(self) -> None:
         """Have the loop look at the world soon."""

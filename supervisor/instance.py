@@ -30,6 +30,7 @@ from supervisor.child import Child, ProgramMissing, SpawnFailed, Unreapable
 from supervisor.child_logs import ChildLog
 from supervisor.hang_watch import HangWatch
 from supervisor.journal import Journal
+from supervisor.kept_slots import KeptSlots
 from supervisor.launch import Launch
 from supervisor.launch_history import LaunchHistory
 from supervisor.lease_book import Heir, LeaseBook, Opening
@@ -71,6 +72,8 @@ class Shop:
     """Called with the socket path of a child before it is stopped, and when it is gone."""
     heard_bytes: Callable[[str], int]
     """What the child behind a socket path has replied so far."""
+    kept_slots: KeptSlots
+    """What children of a model leave to the next one."""
     changed: Callable[[], None]
     """Wakes the fleet's loop."""
     device_lost: Callable[[str], None]
@@ -129,6 +132,7 @@ class Instance:
         self._cause: Cause | None = None
         self._retry_at_s: float | None = None
         self._drain_until_s = inf
+        self._departure: Departure | None = None
         self._stop_asked = asyncio.Event()
         self._hurried = asyncio.Event()
         self._resumed = asyncio.Event()
@@ -216,6 +220,7 @@ class Instance:
     def stop(self, reason: str, departure: Departure, *, drain_s: float) -> None:
         """Drain for `drain_s` at most, stop the child, end. The shortest drain asked for counts."""
         self._drain_until_s = min(self._drain_until_s, monotonic() + drain_s)
+        self._departure = departure
         self._hurried.set()
         if self._stop_asked.is_set():
             return
@@ -332,8 +337,8 @@ class Instance:
         """Load, be ready, and end: of itself, hung, or as asked."""
         started_s = monotonic()
         cause = await self._load(launch, child)
-        if cause is None and not self._stop_asked.is_set() and self._trial is not None:
-            cause = await self._arrive(self._trial, launch, child)
+        if cause is None and not self._stop_asked.is_set():
+            cause = await self._arrive(launch, child)
         if cause is not None or self._stop_asked.is_set():
             return cause
         ready_s = self._ready_s = monotonic()
@@ -352,6 +357,8 @@ class Instance:
             return self._put_down(child, hung)
         if (hung := await self._drain(child, watch)) is not None:
             self._put_down(child, hung)
+        elif not self._shop.book.running(self.instance_id):
+            await self._keep_slots(launch, child)
         self._enter(InstanceState.STOPPING)
         self._shop.leaving(launch.socket_path)
         return None
@@ -368,14 +375,27 @@ class Instance:
             return None
         return self._put_down(child, Hung(stalled))
 
-    async def _arrive(self, trial: Trial, launch: Launch, child: Child) -> Cause | None:
-        """Take over from the other instance; a cause when the child ends meanwhile."""
-        arrival = trial.arrive(launch)
+    async def _arrive(self, launch: Launch, child: Child) -> Cause | None:
+        """Take over what another child knew; a cause when this one ends meanwhile."""
+        arrival = self._kept(launch) if self._trial is None else self._trial.arrive(launch)
         heirs = await found_first(arrival, child.wait(), self._stop_asked.wait())
         if child.returncode is not None:
             return await _cause(child)
         self._heirs, self._trial = heirs or (), None
         return None
+
+    async def _kept(self, launch: Launch) -> tuple[Heir, ...]:
+        """Nobody waits for a conversation that was idle."""
+        await self._shop.kept_slots.restore(launch)
+        return ()
+
+    async def _keep_slots(self, launch: Launch, child: Child) -> None:
+        """For the model's next child, unless this one is to end at once."""
+        if self._departure is None or child.returncode is not None:
+            return
+        self._hurried.clear()
+        keeping = self._shop.kept_slots.keep(launch, self._departure)
+        await first(keeping, child.wait(), self._hurried.wait())
 
     def _hang_watch(self, launch: Launch) -> HangWatch:
         def limits() -> HangLimits:

@@ -327,7 +327,7 @@ class _Move:
         await self._save([m for m in moves if m.way is Way.RESTORED and m.to_slot is not None])
 
     async def _end(self, slots: list[int]) -> None:
-        """Lets replies end by themselves, for models.unload_timeout at most."""
+        """Lets replies end by themselves, for fleet.finish_timeout at most."""
         leases = [lease for lease in self._held() if lease.slot in slots]
         with suppress(TimeoutError):
             async with asyncio.timeout(self._stage.settings().finish_s):

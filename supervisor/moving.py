@@ -5,7 +5,6 @@ An operator names what is to change; the plan comes of that, off the loop, and t
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
@@ -28,8 +27,6 @@ from supervisor.migrating import Migrations, Moved, MoveFailed, MoveSeen, Stage
 from supervisor.planner import Planner
 from supervisor.slots import SlotShelf
 
-SLOT_FILES_BYTES = 8 << 30  # of all conversations on their way at once; the disk keeps its own part
-
 log = structlog.get_logger(__name__)
 
 Launcher = Callable[..., Instance]
@@ -41,6 +38,7 @@ class Moving:
     def __init__(
         self,
         shop: Shop,
+        shelf: SlotShelf,
         *,
         machine: Machine,
         planner: Planner,
@@ -55,12 +53,11 @@ class Moving:
         self._desired, self._running, self._of = desired, running, of
         self._served, self._launcher = served, launch
         self._tasks: asyncio.TaskGroup | None = None
-        self._copying = ThreadPoolExecutor(max_workers=1, thread_name_prefix="slots")
         self._migrations = Migrations(
             Stage(
                 book=shop.book,
                 journal=shop.journal,
-                shelf=SlotShelf(quota_bytes=SLOT_FILES_BYTES, thread=self._copying),
+                shelf=shelf,
                 settings=shop.settings,
                 served=served,
                 free=self._free,

@@ -1,7 +1,9 @@
 """Streams whose model moves meanwhile, on the real engine: their callers see one reply."""
 
 import json
+import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -151,14 +153,14 @@ def test_streams_of_every_dialect_go_on_byte_for_byte(
     streams = [asked(moving, threads, dialect, prompt) for dialect, prompt in pairs]
     assert all(stream.begun.wait(WITHIN_S) for stream in streams)
 
-    report = moved(moving, "--context", "2048")
+    reports = [moved(moving, "--context", context) for context in ("2048", "1536")]
 
     assert [stream.text.result(WITHIN_S) for stream in streams] == alone
-    assert report["context"] == 2048
-    assert report["keeps_math"]
-    assert report["slots"] >= report["streams"]
+    assert [report["context"] for report in reports] == [2048, 1536]
+    assert all(report["keeps_math"] for report in reports)
+    assert all(report["slots"] >= report["streams"] for report in reports)
     resumed = events(moving, "stream.resumed")
-    assert len(resumed) == report["streams"]
+    assert len(resumed) == sum(report["streams"] for report in reports)
     assert {event["facts"]["way"] for event in resumed} <= {"continue", "finish"}
     assert all(event["facts"]["n_computed"] <= 8 for event in resumed)
     assert not slot_files(moving)
@@ -194,3 +196,43 @@ def test_what_does_not_fit_is_refused_and_disturbs_nobody(
     assert "does not even fit" in told.stderr
     assert stream.text.result(WITHIN_S) == alone
     assert moving.status()["instances"][0]["pid"] == before
+
+
+LONG = (
+    "Here is what you should know. The harbour has four piers, and each has its own colour. The"
+    " first is red, the second is blue, the third is green and the last one is white. Ferries leave"
+    " from the blue pier at nine in the morning and come back in the evening. Fishing boats lie at"
+    " the white one. Answer in one short sentence: from which pier do the ferries leave?"
+)
+
+
+def turn(daemon: StartedDaemon, messages: list[dict[str, str]]) -> tuple[str, int]:
+    """What is said next, and how many tokens of the prompt were cached."""
+    model = httpx.get(f"{daemon.base}/v1/models", trust_env=False).json()["data"][0]["id"]
+    body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 12}
+    reply = httpx.post(
+        f"{daemon.base}/v1/chat/completions", json=body, timeout=WITHIN_S, trust_env=False
+    ).json()
+    cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return str(reply["choices"][0]["message"]["content"]), int(cached)
+
+
+def test_a_conversation_is_not_read_again_after_its_model_was_unloaded(
+    moving: StartedDaemon,
+) -> None:
+    asked = [{"role": "user", "content": LONG}]
+    said, _ = turn(moving, asked)
+    model = moving.status()["instances"][0]["model"]
+    assert moving.ctl("unload", model).returncode == 0
+    deadline = time.monotonic() + WITHIN_S
+    while moving.status()["instances"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in slot_files(moving)} == {0o600}
+
+    more = [{"role": "assistant", "content": said}, {"role": "user", "content": "And the boats?"}]
+    _, cached = turn(moving, [*asked, *more])
+
+    assert cached > 80
+    assert not slot_files(moving)
+    assert events(moving, "conversations.restored")
