@@ -27,7 +27,7 @@ from supervisor.quickstart import quickstart_model_dir
 from tests.fakes.rpc_servers import rpc_server
 
 SLOTS = 4
-N_TOKENS = 48
+N_TOKENS = 96
 READY_S = 120.0
 CONFIG = f"[models]\nparallel = {SLOTS}\ncontext = 1024\n[fleet]\nrestart_limit = 1000\n"
 MOVES = (("--context", "2048"), ("--context", "1024"), ("--parallel", "6"), ("--parallel", "4"))
@@ -39,6 +39,8 @@ class Account:
     """What became of all streams."""
 
     streams: int = 0
+    resumed: int = 0
+    """Times that one went on in another process; who ended before that is not among them."""
     failed: list[str] = field(default_factory=list)
     """Each with the error that its caller got."""
     silent: int = 0
@@ -58,8 +60,9 @@ class Account:
     def text(self, what: str) -> str:
         """A line for people, and one for each stream that was not as it should be."""
         lines = [
-            f"{what}: {self.streams} streams, {len(self.failed)} failed, {self.silent} silent ends,"
-            f" {self.identical} identical, {len(self.differing)} in other words"
+            f"{what}: {self.streams} streams, {self.resumed} resumed, {len(self.failed)} failed,"
+            f" {self.silent} silent ends, {self.identical} identical,"
+            f" {len(self.differing)} in other words",
         ]
         if self.pauses_s:
             ranked = sorted(self.pauses_s)
@@ -96,11 +99,21 @@ def measured(what: str, *, streams: int, seed: int) -> Account:
         while account.streams < streams:
             pairs = [(draw.choice(DIALECTS), draw.choice(PROMPTS)) for _ in range(SLOTS)]
             _undisturbed(daemon, threads, model, pairs, alone)
-            reach = draw.randrange(1, N_TOKENS - 8)
+            reach = draw.randrange(1, N_TOKENS // 2)
             ended = _round(daemon, threads, model, pairs, account, reach, what, n_round)
             _take(account, pairs, ended, alone)
             n_round += 1
+        account.resumed = _resumed(daemon)
     return account
+
+
+def _resumed(daemon: StartedDaemon) -> int:
+    """How often a stream went on in another process."""
+    page = httpx.get(f"{daemon.base}/metrics", trust_env=False).text
+    lines = [
+        line for line in page.splitlines() if line.startswith("inferenceosd_resumptions_total")
+    ]
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines)
 
 
 @contextmanager

@@ -148,8 +148,8 @@ class FleetOfOne:
         self.plan = launch_plan(model, n_ctx=n_ctx, n_parallel=n_parallel)
         self.resumptions: list[tuple[str, int]] = []
         """Ways in which replies went on after a child's loss, and tokens computed again."""
-        self.moves: dict[str, str] = {}
-        """Why a child is to make way for another, by its socket."""
+        self.why_moved: str | None = None
+        """Why each child that ends made way for another; None where it did not."""
         self._free = asyncio.PriorityQueue[int]()
         for slot in range(n_parallel):
             self._free.put_nowait(slot)
@@ -237,7 +237,7 @@ class FleetOfOne:
         return None
 
     def moved(self, lease: Lease) -> str | None:
-        return self.moves.get(lease.socket_path)
+        return self.why_moved
 
     def answered(self, lease: Lease) -> None:
         self.answers += 1
