@@ -22,22 +22,16 @@ from inferenceosd.listening import is_local
 from inferenceosd.logs import configure_logging
 from inferenceosd.recording import recorded_now
 from planners.backends import Engine, RejectedEngine
-from planners.by_hand import BadMove
+from planners.by_hand import BadMove, ByHand
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.model import ModelId, ServedModel
 from planners.outlook import Outlook, asking, grouped
 from planners.reconcile import NO_ENGINE, launch_key
 from planners.relief import ours_bytes
 from proxy.admin.models import ModelsReport, models_report
-from proxy.admin.moves import (
-    MoveReport,
-    MoveRequest,
-    YieldReport,
-    YieldRequest,
-    YieldsReport,
-    move_report,
-    yield_report,
-)
+from proxy.admin.move_reports import migration_report, move_report, yield_report
+from proxy.admin.move_requests import MoveRequest, YieldRequest
+from proxy.admin.moves import MoveReport, YieldReport, YieldsReport
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
 from proxy.admin.records import EventReport, Followed, LogReport
 from proxy.admin.service import ReloadRefused
@@ -128,7 +122,9 @@ class Control:
             learned=self._parts.records.history.learned,
             resumed_at=self._parts.fleet.resumed_at,
             lines=self._parts.fleet.lines(),
-            migrations=self._parts.fleet.moving.seen(),
+            migrations=tuple(
+                migration_report(one, now_s=monotonic()) for one in self._parts.fleet.moving.seen()
+            ),
             yields=tuple(self._yield_reports(self._parts.fleet.pressure.yields())),
         )
 
@@ -195,8 +191,11 @@ class Control:
 
     async def migrate(self, asked: MoveRequest) -> MoveReport:
         """Move what runs of a model as an operator spells it out, and wait."""
-        served, told = self._served(asked.model), asked.by_hand()
-        fleet = self._parts.fleet
+        asked.check()
+        served, fleet = self._served(asked.model), self._parts.fleet
+        told = ByHand(
+            asked.layers, asked.tensor_split, asked.devices, asked.context, asked.parallel
+        )
         try:
             moved = await fleet.moving.by_hand(
                 served.model_id, told, reason="migrate was asked for"

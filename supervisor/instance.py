@@ -380,7 +380,7 @@ class Instance:
         arrival = self._kept(launch) if self._trial is None else self._trial.arrive(launch)
         heirs = await found_first(arrival, child.wait(), self._stop_asked.wait())
         if child.returncode is not None:
-            return await _cause(child)
+            return await _cause(child, launch)
         self._heirs, self._trial = heirs or (), None
         return None
 

@@ -19,7 +19,8 @@ from planners.profile_json import BadProfile, decode_profile
 from planners.settings import MAX_NUMBER, MAX_SLOTS
 from proxy import names
 from proxy.admin.models import ModelsReport
-from proxy.admin.moves import MoveReport, MoveRequest, YieldRequest, YieldsReport
+from proxy.admin.move_requests import MoveRequest, YieldRequest
+from proxy.admin.moves import MoveReport, YieldsReport
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
 from proxy.admin.plan import (
     MAX_TOGETHER,

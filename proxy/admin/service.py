@@ -6,7 +6,8 @@ from typing import Protocol
 from planners.hardware import HardwareProfile
 from planners.outlook import Outlook
 from proxy.admin.models import ModelsReport
-from proxy.admin.moves import MoveReport, MoveRequest, YieldRequest, YieldsReport
+from proxy.admin.move_requests import MoveRequest, YieldRequest
+from proxy.admin.moves import MoveReport, YieldsReport
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
 from proxy.admin.records import EventReport, Followed, LogReport
 from proxy.admin.status import LockReport, StatusReport

@@ -14,8 +14,7 @@ from planners.model import BrokenFile
 from planners.plan import DeviceBytes, LaunchPlan
 from planners.reasons import Reason
 from planners.view import LineSeen, Observed
-from proxy.admin.moves import MigrationReport, YieldReport, migration_report
-from supervisor.migrating import MoveSeen
+from proxy.admin.moves import MigrationReport, YieldReport
 
 CALLERS_SHOWN = 20  # of a line
 
@@ -213,7 +212,7 @@ def status_report(
     learned: Learned = NOTHING_LEARNED,
     resumed_at: float | None = None,
     lines: Iterable[LineSeen] = (),
-    migrations: Iterable[MoveSeen] = (),
+    migrations: tuple[MigrationReport, ...] = (),
     yields: tuple[YieldReport, ...] = (),
 ) -> StatusReport:
     """All of it at one moment; `now_s` is monotonic, `hardware` None until it was probed."""
@@ -235,7 +234,7 @@ def status_report(
         resumed_at=resumed_at,
         lines=tuple(map(_line_report, lines)),
         yields=yields,
-        migrations=tuple(migration_report(one, now_s=now_s) for one in migrations),
+        migrations=migrations,
     )
 
 

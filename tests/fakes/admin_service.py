@@ -30,13 +30,8 @@ from planners.reasons import Price, Reason, ReasonKind, Unit, unused
 from planners.sizes import GIB, MIB
 from planners.view import InstanceState
 from proxy.admin.models import ModelReport, ModelsReport
-from proxy.admin.moves import (
-    MoveReport,
-    MoveRequest,
-    YieldReport,
-    YieldRequest,
-    YieldsReport,
-)
+from proxy.admin.move_requests import MoveRequest, YieldRequest
+from proxy.admin.moves import MoveReport, YieldReport, YieldsReport
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
 from proxy.admin.records import EventReport, Followed, LogReport
 from proxy.admin.routes import build_admin_app
@@ -265,7 +260,7 @@ class OneModelService:
 
     async def migrate(self, asked: MoveRequest) -> MoveReport:
         self._known(asked.model)
-        asked.by_hand()
+        asked.check()
         if asked.layers == 99:
             raise MoveFailed(model_id=ModelId(asked.model), reason="the other plan does not fit")
         return MoveReport(
