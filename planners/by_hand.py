@@ -14,11 +14,8 @@ from planners.errors import PlanError
 from planners.hardware import Device, DeviceId, HardwareProfile
 from planners.kv_cache import LaunchShape, padded_context
 from planners.layout.budget import Budgets, budgets
-from planners.layout.measures import Measures
-from planners.layout.prediction import Prediction
-from planners.layout.prompt_cache import prompt_cache
-from planners.layout.threads import n_threads
 from planners.lessons import Learned
+from planners.migration import shape_of
 from planners.model import ServedModel
 from planners.plan import LaunchPlan
 from planners.rates import rates
@@ -68,6 +65,12 @@ def moved_by_hand(
 
     `promised`, `held`: of all that runs, this one left out. Raises BadMove.
     """
+    # Late: a daemon starts sooner without all that plans.
+    from planners.layout.measures import Measures
+    from planners.layout.prediction import Prediction
+    from planners.layout.prompt_cache import prompt_cache
+    from planners.layout.threads import n_threads
+
     engine, names = _engine(running, by_hand, hardware, engines, order)
     room = budgets(hardware, backend=engine.backend, promised=promised, held=held)
     split = _split(running, by_hand, served, room=room, wanted=names)
@@ -210,21 +213,4 @@ def _shape(
         n_parallel=n_parallel,
         n_cpu_moe=running.n_cpu_moe if split else 0,
         split=split,
-    )
-
-
-def shape_of(plan: LaunchPlan) -> LaunchShape:
-    """What decides a plan's bytes."""
-    return LaunchShape(
-        n_ctx=plan.n_ctx,
-        n_parallel=plan.n_parallel,
-        n_batch=plan.n_batch,
-        n_ubatch=plan.n_ubatch,
-        type_k=plan.type_k,
-        type_v=plan.type_v,
-        flash_attn=plan.flash_attn,
-        embedding=plan.embedding,
-        swa_full=plan.swa_full,
-        n_cpu_moe=plan.n_cpu_moe,
-        split=tuple((device_id, layers) for device_id, _, layers in plan.devices),
     )

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from planners.errors import PlanError, blamed_on
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.layout.budget import freed
-from planners.placement import plan_launch
 from planners.plan import InstanceId, LaunchPlan
 from planners.pressure import Kind, Option, Rise
 from planners.settings import PlacementRules
@@ -133,6 +132,8 @@ def _placed(
     """Its model placed anew, as if it did not run: with the context, slots and cache types it has,
     so that what runs can go along.
     """
+    from planners.placement import plan_launch  # late: a daemon starts sooner without it
+
     served = view.models.get(seen.model_id)
     if served is None or not view.engines:
         return None

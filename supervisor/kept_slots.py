@@ -14,8 +14,7 @@ from pathlib import Path
 import structlog
 
 from planners.actions import Departure
-from planners.by_hand import shape_of
-from planners.migration import Carriage, Carry, carriage
+from planners.migration import Carriage, Carry, carriage, shape_of
 from planners.model import ModelId, ServedModel
 from planners.plan import LaunchPlan
 from planners.sizes import format_size

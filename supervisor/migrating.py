@@ -18,9 +18,16 @@ from time import monotonic
 import structlog
 
 from planners.actions import Departure
-from planners.by_hand import shape_of
 from planners.hardware import HOST, DeviceId
-from planners.migration import MigrationPlan, Occupied, Order, SlotMove, Way, plan_migration
+from planners.migration import (
+    MigrationPlan,
+    Occupied,
+    Order,
+    SlotMove,
+    Way,
+    plan_migration,
+    shape_of,
+)
 from planners.model import ModelId, ServedModel
 from planners.plan import DeviceBytes, LaunchPlan, Shortfall
 from planners.settings import FleetSettings

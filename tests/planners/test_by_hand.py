@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from planners.by_hand import BadMove, ByHand, moved_by_hand, shape_of
+from planners.by_hand import BadMove, ByHand, moved_by_hand
 from planners.hardware import HOST
 from planners.lessons import NOTHING_LEARNED
+from planners.migration import shape_of
 from planners.placement import plan_launch
 from planners.plan import LaunchPlan
 from tests.fakes.machines import CUDA, RULES, machine, nvidia, served
