@@ -10,6 +10,7 @@
 # make bench-start    how soon a daemon answers, and what it takes while idle
 # make soak   ten minutes of callers and disturbances, and an account; SECONDS= and SEED= for others
 # make bench-speed    decode under the chosen flags against the best of a grid
+# make bench-migration  streams whose model moves, or whose process is killed, against undisturbed ones
 # make bench-death    how soon a killed llama-server is noticed; LOAD=N beside N busy processes
 
 VENV := .venv
@@ -23,7 +24,7 @@ NODE_CLIENTS := tests/clients/node
 NODE_INSTALLED := $(NODE_CLIENTS)/node_modules/.package-lock.json
 INSTALL := $(PIP) install --no-deps --require-hashes
 
-.PHONY: demo run test check bench bench-relay bench-planner bench-speed bench-death bench-start soak clean
+.PHONY: demo run test check bench bench-relay bench-planner bench-speed bench-death bench-start bench-migration soak clean
 
 demo: $(VENV)/.quickstart
 	@$(BIN)/python -m scripts.demo
@@ -60,6 +61,9 @@ bench-death: $(VENV)/.dev $(VENV)/.quickstart
 
 bench-start: $(VENV)/.dev $(VENV)/.quickstart
 	$(BIN)/python -m bench.start
+
+bench-migration: $(VENV)/.dev $(VENV)/.quickstart
+	$(BIN)/python -m bench.migration $(if $(SEED),--seed $(SEED))
 
 soak: $(VENV)/.dev $(VENV)/.quickstart
 	$(BIN)/python -m bench.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))

@@ -54,7 +54,7 @@ class Door:
         path: str,
         kind: type[T],
         *,
-        body: Mapping[str, str | int | bool | Sequence[str] | None] | None = None,
+        body: Mapping[str, str | float | bool | Sequence[str | float] | None] | None = None,
         within_s: float = ANSWER_S,
     ) -> Answer[T]:
         """What it says once it did what `path` means."""

@@ -335,6 +335,7 @@ def _fleet(values: Values) -> FleetSettings:
         context_policy=ContextPolicy(values.get(keys.MODELS_CONTEXT_POLICY)),
         groups=tuple(_group(group) for group in values.get(keys.GROUPS)),
         callers=_callers(values.get(keys.CALLERS)),
+        keeps_conversations=values.get(keys.MODELS_KEEP_CONVERSATIONS),
     )
 
 

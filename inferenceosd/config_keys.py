@@ -5,6 +5,7 @@ from inferenceosd.config_kinds import (
     CACHE_TYPE,
     CONTEXT,
     DURATION,
+    FLAG,
     PARALLEL,
     PATH,
     PATHS,
@@ -88,6 +89,14 @@ MODELS_KEEP_ALIVE = Key(
     300.0,
     "How long a model stays loaded after its last request; 0 unloads at once, -1 never.",
     "Ollama's",
+)
+MODELS_KEEP_CONVERSATIONS = Key(
+    "models.keep_conversations",
+    FLAG,
+    True,
+    "Whether what an unloaded model had read is kept on disk, 0600, until it is loaded again or the"
+    " daemon ends: the next turn of a conversation then reads only what is new.",
+    "reading a long conversation again takes longer than its file",
 )
 MODELS_CONTEXT = Key(
     "models.context",
@@ -362,6 +371,7 @@ KEYS = any_keys(
     RUNTIME_DIR,
     MODELS_DIRS,
     MODELS_KEEP_ALIVE,
+    MODELS_KEEP_CONVERSATIONS,
     MODELS_CONTEXT,
     MODELS_CONTEXT_POLICY,
     MODELS_PARALLEL,

@@ -1,9 +1,10 @@
 """The daemon as inferenceosctl sees it, and the one path by which settings change."""
 
 import asyncio
+import math
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -21,11 +22,16 @@ from inferenceosd.listening import is_local
 from inferenceosd.logs import configure_logging
 from inferenceosd.recording import recorded_now
 from planners.backends import Engine, RejectedEngine
+from planners.by_hand import BadMove, ByHand
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.model import ModelId, ServedModel
 from planners.outlook import Outlook, asking, grouped
 from planners.reconcile import NO_ENGINE, launch_key
+from planners.relief import ours_bytes
 from proxy.admin.models import ModelsReport, models_report
+from proxy.admin.move_reports import migration_report, move_report, yield_report
+from proxy.admin.move_requests import MoveRequest, YieldRequest
+from proxy.admin.moves import MoveReport, YieldReport, YieldsReport
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
 from proxy.admin.records import EventReport, Followed, LogReport
 from proxy.admin.service import ReloadRefused
@@ -38,6 +44,7 @@ from supervisor.desired import Desired
 from supervisor.fleet import Fleet
 from supervisor.follower import Follower
 from supervisor.journal import Event
+from supervisor.pressure_watch import NoSuchPlace, Yielded
 from supervisor.probe import HardwareProbe
 from supervisor.records import Records
 
@@ -115,6 +122,10 @@ class Control:
             learned=self._parts.records.history.learned,
             resumed_at=self._parts.fleet.resumed_at,
             lines=self._parts.fleet.lines(),
+            migrations=tuple(
+                migration_report(one, now_s=monotonic()) for one in self._parts.fleet.moving.seen()
+            ),
+            yields=tuple(self._yield_reports(self._parts.fleet.pressure.yields())),
         )
 
     def metrics(self) -> bytes:
@@ -177,6 +188,44 @@ class Control:
         served = self._served(name)
         was_loaded = self._parts.fleet.unload(served.model_id)
         return UnloadReport(served.model_id, was_loaded, is_pinned=served.settings.pin)
+
+    async def migrate(self, asked: MoveRequest) -> MoveReport:
+        """Move what runs of a model as an operator spells it out, and wait."""
+        asked.check()
+        served, fleet = self._served(asked.model), self._parts.fleet
+        told = ByHand(
+            asked.layers, asked.tensor_split, asked.devices, asked.context, asked.parallel
+        )
+        try:
+            moved = await fleet.moving.by_hand(
+                served.model_id, told, reason="migrate was asked for"
+            )
+        except BadMove as exc:
+            raise BadRequest(str(exc)) from exc
+        plans = {seen.model_id: seen.plan for seen in fleet.running()}
+        return move_report(moved, plans[moved.model_id])
+
+    async def yield_memory(self, asked: YieldRequest) -> YieldsReport:
+        """Leave memory to others from now on, or take it back."""
+        fleet = self._parts.fleet
+        hardware = await fleet.profile()
+        try:
+            if asked.back:
+                told = fleet.pressure.take_back(hardware, asked.device)
+            else:
+                for_s = math.inf if asked.for_s is None else asked.for_s
+                told = (fleet.pressure.give(hardware, asked.device, asked.n_bytes, for_s=for_s),)
+        except NoSuchPlace as exc:
+            raise BadRequest(str(exc), param="device") from exc
+        return YieldsReport(tuple(self._yield_reports(told)))
+
+    def _yield_reports(self, given: Iterable[Yielded]) -> Iterator[YieldReport]:
+        hardware = self._parts.fleet.last_profile
+        instances = self._parts.fleet.running()
+        ours = ours_bytes(hardware, instances) if hardware is not None else {}
+        for each in given:
+            ours_there = ours.get(each.device_id, 0)
+            yield yield_report(each, ours_bytes=ours_there, now_s=monotonic())
 
     def retry(self, name: str) -> RetryReport:
         """Forget its failures: the next request tries it anew."""

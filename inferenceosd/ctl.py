@@ -19,6 +19,7 @@ from inferenceosd.config import Options, read_config
 from inferenceosd.config_error import ConfigError
 from inferenceosd.ctl_arguments import Duration, Name
 from inferenceosd.ctl_keys import key
+from inferenceosd.ctl_moves import migrate, yield_memory
 from inferenceosd.following import show_stream
 from inferenceosd.lean_imports import lean_imports
 from inferenceosd.logs import quiet_logging
@@ -382,3 +383,5 @@ def forget(
 
 
 main.add_command(key)
+main.add_command(migrate)
+main.add_command(yield_memory)

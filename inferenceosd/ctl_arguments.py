@@ -6,7 +6,9 @@ import click
 
 from inferenceosd.admin_client import fail
 from planners.durations import BadDuration, parse_duration
+from planners.sizes import BadSize, parse_size
 
+ALL = -1  # of a Size
 NAME_BYTES = 2048  # escaped for an address, still within the 8 KiB that the daemon reads
 
 
@@ -25,6 +27,42 @@ class Duration(click.ParamType[float]):
         if not 0 < seconds < math.inf:
             self.fail(f"{value!r} is no span such as 90s, 30m or 1h30m", param, ctx)
         return seconds
+
+
+class Size(click.ParamType[int]):
+    """Bytes as 6GiB, or `all`, which is ALL."""
+
+    name = "size"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        if value == "all":
+            return ALL
+        try:
+            n_bytes = parse_size(str(value))
+        except BadSize:
+            n_bytes = 0
+        if n_bytes <= 0:
+            self.fail(f"{value!r} is no size such as 6GiB, and not all", param, ctx)
+        return n_bytes
+
+
+class Shares(click.ParamType[tuple[float, ...]]):
+    """Numbers with commas between them, as llama-server takes a tensor split."""
+
+    name = "shares"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        try:
+            shares = tuple(float(part) for part in str(value).split(","))
+        except ValueError:
+            shares = ()
+        if not shares or not all(0 <= share < math.inf for share in shares) or not any(shares):
+            self.fail(f"{value!r} is no split such as 3,1", param, ctx)
+        return shares
 
 
 class Name(click.ParamType[str]):

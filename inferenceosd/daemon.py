@@ -65,6 +65,7 @@ from supervisor.leftovers import mark_of, marked_children, remove_leftovers
 from supervisor.probe import HardwareProbe
 from supervisor.race import found_first
 from supervisor.records import Records, open_records
+from supervisor.slots import remove_left_files
 
 SCAN_S = 2.0  # cadence of looking for new and changed model files: a sweep of stat calls
 EDIT_S = 0.25  # between two edits of one spree
@@ -132,9 +133,12 @@ def _prepared(config: Config, manager: ServiceManager, held: ExitStack) -> tuple
     admin_socket = Path(config.admin_socket)
     admin = held.enter_context(listen_privately(admin_socket))
     held.callback(admin_socket.unlink, missing_ok=True)
+    slots = private_folder(os.path.join(config.state_dir, "slots"), choose="--state-dir")
+    remove_left_files(slots)
     ground = clear_ground(runtime, held)
     keep_temporary_files_in(ground.run_dir, held)
-    return Doors(public, admin, lock), replace(ground, preflights=state / "preflights.json")
+    kept = replace(ground, preflights=state / "preflights.json", slots=slots)
+    return Doors(public, admin, lock), kept
 
 
 def _remove_leftovers(state: Path, journal: Journal) -> None:

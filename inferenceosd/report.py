@@ -11,6 +11,7 @@ from planners.model import BrokenFile
 from planners.sizes import format_size
 from planners.speed import format_rate
 from proxy.admin.models import ModelsReport
+from proxy.admin.moves import MigrationReport, YieldReport
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
 from proxy.admin.records import EventReport, EventsReport, Followed, LogReport
 from proxy.admin.status import (
@@ -36,6 +37,8 @@ def status_text(status: StatusReport, *, now: float) -> str:
         "\n".join(f"DEGRADED: {reason}" for reason in status.degraded),
         _instances(status.instances, now=now),
         _lines(status.lines),
+        _moves(status.migrations),
+        "\n".join(map(yield_text, status.yields)),
         _memory(status.instances),
         _speed(status.instances),
         *_causes(status.instances),
@@ -43,6 +46,23 @@ def status_text(status: StatusReport, *, now: float) -> str:
         _engines(status),
         _broken(status.broken),
         *(f"note: {note}" for note in status.notes),
+    )
+
+
+def _moves(moves: Iterable[MigrationReport]) -> str:
+    """What moves, and how far it is; "" where nothing does."""
+    return "\n".join(
+        f"MOVING: {move.model} for {move.since_s:.1f} s, {move.step}: {move.reason}"
+        for move in moves
+    )
+
+
+def yield_text(given: YieldReport) -> str:
+    """What others have of a device, and until when."""
+    left = "until it is taken back" if given.left_s is None else format_duration(given.left_s)
+    return (
+        f"YIELDED: {format_size(given.n_bytes)} of {given.device}, {left}: at most"
+        f" {format_size(given.limit_bytes)} for models, which take {format_size(given.ours_bytes)}"
     )
 
 

@@ -20,6 +20,10 @@ class Departure(Enum):
     SETTINGS = "settings"
     """Its file, its settings or a rule changed, or it is no longer offered."""
     ASKED = "asked"
+    MEMORY = "memory"
+    """Others need what it has, or were given it."""
+    MOVED = "moved"
+    """Another launch of its model took its place."""
     STOPPING = "stopping"
     """The daemon is."""
 

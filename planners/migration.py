@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from planners.hardware import HOST, DeviceId
+from planners.kv_cache import LaunchShape
 from planners.model import ModelInfo
 from planners.plan import InstanceId, LaunchPlan, Shortfall
 from planners.sizes import format_size
@@ -417,3 +418,20 @@ def is_carried(*, restored_tokens: int, cached_tokens: int, prompt_tokens: int) 
     """
     usable = min(restored_tokens, prompt_tokens - 1)
     return cached_tokens >= usable - SEAM_TOKENS
+
+
+def shape_of(plan: LaunchPlan) -> LaunchShape:
+    """What decides a plan's bytes."""
+    return LaunchShape(
+        n_ctx=plan.n_ctx,
+        n_parallel=plan.n_parallel,
+        n_batch=plan.n_batch,
+        n_ubatch=plan.n_ubatch,
+        type_k=plan.type_k,
+        type_v=plan.type_v,
+        flash_attn=plan.flash_attn,
+        embedding=plan.embedding,
+        swa_full=plan.swa_full,
+        n_cpu_moe=plan.n_cpu_moe,
+        split=tuple((device_id, layers) for device_id, _, layers in plan.devices),
+    )

@@ -27,6 +27,9 @@ class PressureRules:
     """Only more than this is plenty again: what one answer frees must not call for its return."""
     stalled_percent: float = 10.0
     """Of the last 10 s in which some task waited for memory (PSI some avg10)."""
+    stall_bytes: int = 4 << 30
+    """That counts only where less than this is free: on a busy machine pages of files come and go,
+    and 8 percent were seen with 13 GiB available."""
     choked_percent: float = 5.0
     """Of the last 10 s in which every task did (PSI full avg10)."""
     dwell_s: float = 5.0
@@ -179,7 +182,9 @@ def followed(course: Course, sample: Sample, *, rules: PressureRules = DEFAULT_R
 
 def _stalls(sample: Sample, rules: PressureRules) -> bool:
     some, full = sample.some_percent or 0.0, sample.full_percent or 0.0
-    return some >= rules.stalled_percent or full >= rules.choked_percent
+    free = sample.free.get(HOST)
+    may_be_short = free is None or free < rules.stall_bytes
+    return (may_be_short and some >= rules.stalled_percent) or full >= rules.choked_percent
 
 
 def _place(
@@ -260,6 +265,12 @@ def forgotten(course: Course, living: Iterable[InstanceId]) -> Course:
     kept = frozenset(living)
     moved_s = {i: at_s for i, at_s in course.moved_s.items() if i in kept}
     return replace(course, moved_s=MappingProxyType(moved_s))
+
+
+def relief(options: Sequence[Option], missing: Mapping[DeviceId, int]) -> tuple[Option, ...]:
+    """The least of them that make up for `missing`; all that help where they do not."""
+    helpful = [o for o in options if _may(o) and _help_bytes(o, missing) > 0]
+    return tuple(_least(helpful, missing))
 
 
 def _relief(

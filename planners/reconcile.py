@@ -122,7 +122,7 @@ def awaits_launch(view: View, *, now_s: float) -> bool:
 
 def _stops(view: View, *, now_s: float) -> Iterator[Stop]:
     for seen in view.instances:
-        if seen.state in RELEASING:
+        if seen.state in RELEASING or seen.model_id in view.moving:
             continue
         if reason := _why_unwanted(view, seen):
             yield Stop(seen.instance_id, reason)
@@ -177,8 +177,6 @@ def _broken_rule(view: View, plan: LaunchPlan) -> str | None:
         ours_bytes = plan.bytes_on(device.device_id)
         if ours_bytes and not device.use:
             return f"{device.name} may no longer be used"
-        if device.limit_bytes is not None and ours_bytes > device.limit_bytes:
-            return f"it uses more than the limit of {device.name} allows"
     return None
 
 
@@ -288,7 +286,7 @@ def _due(view: View, *, now_s: float) -> list[ServedModel]:
 def wanted(view: View, *, now_s: float) -> list[ServedModel]:
     """Models that somebody waits for, the longest wait for a turn first, then pinned ones.
 
-    Those whose planning failed are left out.
+    Those whose planning failed are left out, and those that move.
     """
 
     def rank(served: ServedModel) -> tuple[float, str]:
@@ -296,7 +294,8 @@ def wanted(view: View, *, now_s: float) -> list[ServedModel]:
         waited_s = patience_s(view, served.model_id, now_s=now_s) if waits else -1.0
         return (-waited_s, served.model_id)
 
-    models = [m for m in view.models.values() if m.model_id not in view.unplannable]
+    left_out = view.moving.union(view.unplannable)
+    models = [m for m in view.models.values() if m.model_id not in left_out]
     asked = (m for m in models if m.settings.pin or m.model_id in view.demand)
     in_backoff = {i.model_id for i in view.instances if i.state is InstanceState.BACKOFF}
     kept = (m for m in models if m.model_id in in_backoff)

@@ -100,6 +100,8 @@ class FleetSettings:
     """Which models may not run beside which."""
     callers: Callers = field(default_factory=Callers)
     """Whose requests are more or less urgent."""
+    keeps_conversations: bool = True
+    """Whether an unloaded model's caches are kept on disk until it is loaded again."""
 
 
 @dataclass(frozen=True, slots=True)

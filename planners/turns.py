@@ -46,6 +46,7 @@ def evictable(view: View, *, now_s: float, lingering: bool = False) -> list[Obse
             for seen in view.instances
             if seen.state is InstanceState.READY
             and seen.idle_since_s is not None
+            and seen.model_id not in view.moving
             and not seen.waiting
             and not is_pinned(view, seen)
             and not _is_kept_warm(seen, now_s=now_s)
@@ -63,6 +64,7 @@ def yielding(view: View, served: ServedModel, *, now_s: float) -> list[Observed]
         seen
         for seen in view.instances
         if seen.state is InstanceState.READY
+        and seen.model_id not in view.moving
         and not is_pinned(view, seen)
         and (seen.idle_since_s is None or seen.waiting)
         and is_turn_over(view, seen, now_s=now_s)

@@ -137,6 +137,8 @@ class View:
     """Bytes of what was stopped just now that still come back: free figures lack them."""
     unplannable: Mapping[ModelId, str] = field(default_factory=dict)
     """Models whose planning failed by a bug of ours, and the sentence: not planned for now."""
+    moving: frozenset[ModelId] = frozenset()
+    """Models that make way for another launch of their own: left alone until that is over."""
     told: Mapping[ModelId, str] = field(default_factory=dict)
     """Launch keys of pinned models that cannot be launched, which was told with nobody waiting."""
     broken: Mapping[ModelId, str] = field(default_factory=dict)

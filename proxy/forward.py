@@ -3,6 +3,7 @@
     lease ─ send ─ hear → done
       └ lost, nothing delivered → another lease, once more; the caller sees nothing of it
       └ lost in mid-stream → another lease, and the stream goes on (proxy/continuity/), once
+      └ made way for another (a migration) → likewise, as often as that happens
           └ it cannot → raised, and told as an error event by app.py; never a silent end
 Leaving, however it happens, closes the upstream connection, which frees the slot, and gives the
 lease back.
@@ -98,12 +99,14 @@ async def converse(
     context: int | None = None,
     check: Check | None = None,
     streams: bool = False,
+    can_pause: bool = True,
 ) -> None:
     """Sends `order` under a lease and hands the reply to `hear`; again if a child is lost unheard.
 
     `hear` may be called twice, and starts anew. `check` sees the lease first, and may refuse, or
     give another order. What is delivered as it comes (`streams`) is read as one stream, though its
-    child is lost meanwhile and another writes on.
+    child is lost meanwhile and another writes on. What can not (`can_pause`) ends before its child
+    makes way for another.
     Raises what a child would not bear (engine_limits), LeaseError, UpstreamError, what the two
     raise.
     """
@@ -116,8 +119,10 @@ async def converse(
         keep_alive_s=keep_alive_s,
         context=context,
         priority=exchange.priority,
+        can_pause=can_pause,
     )
-    for times in range(1, TRIES + 1):
+    times = 1
+    while True:
         async with _Turn(door, exchange, wanted, order, times=times) as turn:
             try:
                 lease = await turn.begin()
@@ -132,11 +137,14 @@ async def converse(
                 if exc.cause is not None:
                     raise
                 # Leased meanwhile, so that nobody else is granted the slot of a dead child.
-                is_over = turn.times == TRIES or exchange.delivered
+                has_moved = door.service.moved(turn.lease) is not None
+                is_over = exchange.delivered or (turn.times == TRIES and not has_moved)
                 limit_s = CAUSE_S if is_over else REAPED_S
                 cause = await turn.why_gone(within_s=limit_s)
                 if is_over:
                     raise exc.explained(cause, times=turn.times) from exc
+                times = turn.times + (not has_moved)
+                wanted = partial(wanted, after=turn.lease)
 
 
 class _Turn:
@@ -156,7 +164,7 @@ class _Turn:
         self,
         door: Door,
         exchange: Exchange,
-        wanted: Callable[[], AbstractAsyncContextManager[Lease]],
+        wanted: Callable[..., AbstractAsyncContextManager[Lease]],
         asked: Order,
         *,
         times: int,
@@ -232,7 +240,11 @@ class _Turn:
     @property
     def is_due(self) -> bool:
         """Not where the child was to go anyway, nor before the caller has anything."""
-        if self.times == TRIES or not self._exchange.delivered:
+        if not self._exchange.delivered:
+            return False
+        if self._door.service.moved(self.lease) is not None:
+            return True
+        if self.times == TRIES:
             return False
         stays = (seen for seen in self._door.service.running() if seen.state not in _LEAVING)
         return any(seen.instance_id == self.lease.instance_id for seen in stays)
@@ -240,15 +252,22 @@ class _Turn:
     async def take(self) -> bool:
         """Waits for the next lease; the caller gets signs of life, where its dialect has any."""
         lost = self.lease
+        moved = self._door.service.moved(lost)
         cause = await self.why_gone(within_s=REAPED_S)
-        self._cause = cause or "its process is gone"
+        self._cause = moved or cause or "its process is gone"
         self._exchange.pause()
         await self._give_up()
-        self.times += 1
+        self.times += moved is None
+        self._wanted = partial(self._wanted, after=lost)
         lease = await self.begin()
         if lost.plan is None or lease.plan is None:
             return False
         return keeps_math(lost.plan, lease.plan)
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether the next child has the slot's cache."""
+        return self.lease.restored_tokens > 0
 
     async def n_tokens(self, text: str) -> int:
         """By the next child's tokenizer."""

@@ -38,12 +38,15 @@ class Service(Protocol):
         context: int | None = None,
         priority: Priority = Priority.HIGH,
         takes_slot: bool = True,
+        can_pause: bool = True,
+        after: Lease | None = None,
     ) -> AbstractAsyncContextManager[Lease]:
         """A slot of a ready child for as long as the block lasts, after a load where need be.
 
         `context`: tokens that the caller wants; the lease says what it gets. `priority`: what the
         caller says of its request, which can only lower its own. Without `takes_slot` the child
-        alone, however busy it is. Raises LeaseError.
+        alone, however busy it is. `can_pause`: whether what it is for can go on under another
+        lease, or be asked again. `after`: the lease under which it was begun. Raises LeaseError.
         """
 
     async def until_gone(self, lease: Lease, *, within_s: float) -> str | None:
@@ -54,6 +57,9 @@ class Service(Protocol):
 
     def crashed_alone(self, lease: Lease) -> bool:
         """Whether the child behind `lease`, which is gone, crashed and did nothing else then."""
+
+    def moved(self, lease: Lease) -> str | None:
+        """Why the child behind `lease` made way for another of its model; None: it did not."""
 
     def answered(self, lease: Lease) -> None:
         """A request under `lease` was answered: the model can run."""

@@ -25,5 +25,7 @@ class Ground:
     run_dir: Path
     cwd: Path
     environ: Mapping[str, str]
+    slots: Path | None = None
+    """The folder for conversations on their way between children; run_dir where there is none."""
     preflights: Path | None = None
     """The file that remembers dry runs; None remembers them for this run alone."""

@@ -22,6 +22,8 @@ class EventCounts:
         """By model and planners.exits.ExitKind."""
         self.resumptions: Counter[tuple[ModelId, str]] = Counter()
         """By model and the way in which a reply went on after its child was lost."""
+        self.migrations: Counter[tuple[ModelId, str]] = Counter()
+        """By model and how it went: an order of planners.migration, or `failed`."""
         self.load_s: dict[ModelId, Histogram] = {}
 
     def take(self, kind: str, model_id: ModelId | None, facts: Mapping[str, object]) -> None:
@@ -35,6 +37,10 @@ class EventCounts:
             self.restarts[model_id, why] += 1
         elif kind == "stream.resumed" and isinstance(way, str):
             self.resumptions[model_id, way] += 1
+        elif kind == "migration.done":
+            self.migrations[model_id, str(facts.get("order"))] += 1
+        elif kind == "migration.failed":
+            self.migrations[model_id, "failed"] += 1
         elif kind in ("instance.drained", "instance.stopped") and isinstance(why, str):
             # The first of the two has the reason; a drained one is stopped without another.
             self.evictions[model_id, why] += 1

@@ -5,6 +5,7 @@ Level-triggered, one writer: an event says "look", never "do"; only Fleet.run ch
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from functools import partial
@@ -27,18 +28,23 @@ from planners.view import LineSeen, Observed, View
 from supervisor.catalogue import Catalogue
 from supervisor.child_logs import ChildLog
 from supervisor.desired import Desired, Ground
-from supervisor.instance import Instance, Shop
+from supervisor.instance import Instance, Shop, Trial
+from supervisor.kept_slots import KeptSlots
 from supervisor.lease import Lease, ModelUnavailable
 from supervisor.lease_book import LeaseBook
 from supervisor.leasing import Leasing
 from supervisor.machine import FRESH_S, Machine
+from supervisor.moving import Moving
 from supervisor.planner import Planner
 from supervisor.preflight import PreflightCache, Preflights
+from supervisor.pressure_watch import PressureWatch, Watched
 from supervisor.probe import HardwareProbe
 from supervisor.prospects import Prospects
 from supervisor.records import Records
 from supervisor.settling import SAMPLE_S
+from supervisor.slots import SlotShelf
 
+SLOT_FILES_BYTES = 8 << 30  # of all conversations on disk at once; the disk keeps its own part
 TICK_S = 1.0  # cadence of a look when nothing happens; what a lost event costs at most
 LONGEST_REPLY_S = 24 * 3600.0  # a drain that cuts nothing ends too
 PROFILE_S = 15.0  # cadence of a new profile when nothing is launched
@@ -91,7 +97,13 @@ class Fleet:
             changed=self.look,
         )
         self.prospects = self._new_prospects()
+        self._shelf = SlotShelf(
+            quota_bytes=SLOT_FILES_BYTES,
+            thread=ThreadPoolExecutor(max_workers=1, thread_name_prefix="slots"),
+        )
         self._shop = self._new_shop(ground, leaving=leaving, heard_bytes=heard_bytes)
+        self.moving = self._new_moving()
+        self.pressure = self._new_pressure()
 
     def _new_prospects(self) -> Prospects:
         return Prospects(
@@ -105,10 +117,39 @@ class Fleet:
             profile=self.profile,
         )
 
+    def _new_moving(self) -> Moving:
+        return Moving(
+            self._shop,
+            self._shelf,
+            machine=self._machine,
+            planner=self._planner,
+            desired=lambda: self._desired,
+            running=self.running,
+            of=self._leasing.of,
+            served=lambda model_id: self._leasing.processes().models.get(model_id),
+            launch=self._launch,
+            stopping=self._stopping,
+        )
+
+    def _new_pressure(self) -> PressureWatch:
+        watched = Watched(
+            view=lambda: None if self._machine.last is None else self._view(self._machine.last),
+            read=lambda max_age_s: self._machine.read(max_age_s=max_age_s),
+            instance=lambda seen: self._instances.get(seen.instance_id),
+            move=self.moving.moved,
+            hold_back=self._machine.hold_back,
+            planner=self._planner,
+            journal=self._journal,
+            finish_s=lambda: self._desired.settings.finish_s,
+            changed=self.look,
+        )
+        return PressureWatch(watched)
+
     def _new_shop(
         self, ground: Ground, *, leaving: Callable[[str], None], heard_bytes: Callable[[str], int]
     ) -> Shop:
         """What every instance works with."""
+        slots_dir = ground.slots or ground.run_dir
         return Shop(
             book=self._book,
             journal=self._journal,
@@ -116,6 +157,14 @@ class Fleet:
             settings=lambda: self._desired.settings,
             environ=ground.environ,
             run_dir=ground.run_dir,
+            slots_dir=slots_dir,
+            kept_slots=KeptSlots(
+                self._shelf,
+                slots_dir / "kept.slots",
+                journal=self._journal,
+                served=lambda model_id: self._leasing.processes().models.get(model_id),
+                is_on=lambda: self._desired.settings.keeps_conversations,
+            ),
             cwd=ground.cwd,
             leaving=leaving,
             heard_bytes=heard_bytes,
@@ -128,13 +177,17 @@ class Fleet:
     async def run(self) -> None:
         """Look and act until stop() was called and every child is reaped."""
         async with self._planner, asyncio.TaskGroup() as tasks:
+            self.moving.born_in(tasks)
             asking = tasks.create_task(self._probe.attend(self.look), name="rpc servers")
             loop = tasks.create_task(self._look_forever(tasks), name="fleet loop")
+            watching = tasks.create_task(self.pressure.run(), name="memory pressure")
             await self._stopping.wait()
             loop.cancel()  # it may be waiting for a driver that hangs
             asking.cancel()
+            watching.cancel()
             self._preflights.stop()
             self.hurry(within_s=self._desired.settings.drain_s)
+        self._shop.kept_slots.clear()
 
     def look(self) -> None:
         """Have the loop look at the world soon."""
@@ -200,12 +253,15 @@ class Fleet:
         context: int | None = None,
         priority: Priority = Priority.HIGH,
         takes_slot: bool = True,
+        can_pause: bool = True,
+        after: Lease | None = None,
     ) -> AbstractAsyncContextManager[Lease]:
         """A slot of a ready child for as long as the block lasts. Raises LeaseError.
 
         `context`: tokens that the caller wants; what comes of it is models.context_policy's.
         `priority`: the request's own, which can only lower its caller's. Without `takes_slot` the
-        child alone, however busy it is.
+        child alone, however busy it is. `can_pause`: whether what it is for can go on under another
+        lease, or be asked again. `after`: the lease under which it was begun.
         """
         return self._leasing.lease(
             model_id,
@@ -214,7 +270,13 @@ class Fleet:
             context=context,
             priority=priority,
             takes_slot=takes_slot,
+            can_pause=can_pause,
+            after=after,
         )
+
+    def moved(self, lease: Lease) -> str | None:
+        """Why the child behind `lease` made way for another of its model; None: it did not."""
+        return self.moving.why_left(lease)
 
     async def until_gone(self, lease: Lease, *, within_s: float) -> str | None:
         """Return once the child behind `lease` is known to be gone, or `within_s` have passed.
@@ -359,6 +421,7 @@ class Fleet:
             settling=self._machine.settling(),
             told=dict(self._told),
             broken=self._catalogue.why_broken(gone) if gone else {},
+            moving=self.moving.models,
         )
 
     def _wanted_contexts(self) -> dict[ModelId, int]:
@@ -396,21 +459,34 @@ class Fleet:
 
     def _start(self, start: Start, tasks: asyncio.TaskGroup) -> None:
         self._preflights.forget(start.plan.model_id)
-        self._launched += 1
         plan = start.plan
         self._yielded_s.pop(plan.model_id, None)
         self._told.pop(plan.model_id, None)
-        instance_id = InstanceId(f"i{self._launched}")
         served = self._leasing.processes().models[plan.model_id]
+        keep_alive_s = self._leasing.wishes.keep_alive_s(served)
+        self._launch(start, tasks, keep_alive_s=keep_alive_s)
+
+    def _launch(
+        self,
+        start: Start,
+        tasks: asyncio.TaskGroup,
+        *,
+        keep_alive_s: float,
+        trial: Trial | None = None,
+    ) -> Instance:
+        self._launched += 1
+        plan = start.plan
+        instance_id = InstanceId(f"i{self._launched}")
         child_log = self._child_logs.open(plan.model_id, instance_id)
         instance = Instance(
             instance_id,
             plan=plan,
             engine=self._engine(plan),
             launch_key=start.launch_key,
-            keep_alive_s=self._leasing.wishes.keep_alive_s(served),
+            keep_alive_s=keep_alive_s,
             shop=self._shop,
             child_log=child_log,
+            trial=trial,
         )
         instance.serves_context = start.context
         self._instances[instance_id] = instance
@@ -429,6 +505,7 @@ class Fleet:
             )
         self._history.began(instance_id, self._machine.last, self.running())
         tasks.create_task(self._tend(instance, child_log), name=f"instance {instance_id}")
+        return instance
 
     def _allow(self, instance: Instance, context: int, reason: str) -> None:
         """Serve with what is loaded who asked for more, and say so."""

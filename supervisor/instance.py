@@ -5,7 +5,7 @@ with which plan to launch again is decided by reconcile and told through `resume
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -30,9 +30,10 @@ from supervisor.child import Child, ProgramMissing, SpawnFailed, Unreapable
 from supervisor.child_logs import ChildLog
 from supervisor.hang_watch import HangWatch
 from supervisor.journal import Journal
+from supervisor.kept_slots import KeptSlots
 from supervisor.launch import Launch
 from supervisor.launch_history import LaunchHistory
-from supervisor.lease_book import LeaseBook, Opening
+from supervisor.lease_book import Heir, LeaseBook, Opening
 from supervisor.load_progress import LoadLimits
 from supervisor.race import first, found_first
 from supervisor.setbacks import CAUSE_LINES, Setbacks
@@ -62,13 +63,17 @@ class Shop:
     settings: Callable[[], FleetSettings]
     environ: Mapping[str, str]
     run_dir: Path
-    """0700; sockets and slot files of all children."""
+    """0700; sockets of all children."""
+    slots_dir: Path
+    """0700; a folder of slot files for each."""
     cwd: Path
     """Where children stand: a folder that they cannot write and nobody puts a library into."""
     leaving: Callable[[str], None]
     """Called with the socket path of a child before it is stopped, and when it is gone."""
     heard_bytes: Callable[[str], int]
     """What the child behind a socket path has replied so far."""
+    kept_slots: KeptSlots
+    """What children of a model leave to the next one."""
     changed: Callable[[], None]
     """Wakes the fleet's loop."""
     device_lost: Callable[[str], None]
@@ -77,6 +82,16 @@ class Shop:
     """Whether the operator wants a model to stay loaded."""
     room_bytes: Callable[[LaunchPlan], Mapping[DeviceId, int]]
     """What a plan may take, on each of its devices and on HOST, by what counts as free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The first launch of an instance that takes another one's place."""
+
+    arrive: Callable[[Launch], Coroutine[object, object, tuple[Heir, ...]]]
+    """Called once its child has loaded, before it serves; gives who finds what in its slots."""
+    is_last: bool = True
+    """Whether it is not launched again where that fails: the other one goes on."""
 
 
 class Instance:
@@ -92,6 +107,7 @@ class Instance:
         keep_alive_s: float,
         shop: Shop,
         child_log: ChildLog,
+        trial: Trial | None = None,
     ) -> None:
         self.instance_id = instance_id
         self.model_id: ModelId = plan.model_id
@@ -117,9 +133,12 @@ class Instance:
         self._cause: Cause | None = None
         self._retry_at_s: float | None = None
         self._drain_until_s = inf
+        self._departure: Departure | None = None
         self._stop_asked = asyncio.Event()
         self._hurried = asyncio.Event()
         self._resumed = asyncio.Event()
+        self._trial, self._heirs = trial, tuple[Heir, ...]()
+        self._settled, self._over = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
         """Launch, serve, and launch again as told, until stopped; the child is reaped on return."""
@@ -131,11 +150,63 @@ class Instance:
                 self._note("stopped" if cause is None else "died", cause)
                 if cause is None or self._stop_asked.is_set():
                     break
+                if self._trial is not None and self._trial.is_last:
+                    self._cause = cause
+                    self._record("instance.ended", reason=cause.summary)
+                    break
                 self._fall_back(cause)
+                self._settled.set()
                 await first(self._stop_asked.wait(), self._resumed.wait())
                 self._resumed.clear()
         finally:
             self._shop.book.close(self.instance_id)
+            self._settled.set()
+            self._over.set()
+
+    async def until_settled(self) -> bool:
+        """Whether its first launch came to serve, once that is known."""
+        await self._settled.wait()
+        return self._state is InstanceState.READY
+
+    async def until_over(self) -> None:
+        """Return once it was stopped, and its child reaped."""
+        await self._over.wait()
+
+    @property
+    def plan(self) -> LaunchPlan:
+        """Of its present launch."""
+        return self._plan
+
+    @property
+    def launch_key(self) -> str:
+        """What it was planned from."""
+        return self._launch_key
+
+    @property
+    def socket_path(self) -> str:
+        """Of its present child; "" where there is none."""
+        return self._launch.socket_path if self._launch else ""
+
+    @property
+    def slot_dir(self) -> Path:
+        """Where its children save slots to."""
+        return self._shop.slots_dir / f"{self.instance_id}.slots"
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether its child is there, ready, and to stay."""
+        is_ready = self._state is InstanceState.READY
+        return is_ready and self._launch is not None and self._launch.pid is not None
+
+    def reopen(self, heirs: tuple[Heir, ...]) -> None:
+        """Grant slots again, to these callers first: nobody took its place after all."""
+        if self._launch is not None and self.is_serving:
+            self._heirs = heirs
+            self._shop.book.open(self._opening(self._launch), now_s=monotonic())
+
+    def why_ended_for_good(self) -> str:
+        """Why its one launch did not come to serve."""
+        return self._cause.summary if self._cause is not None else "it was told to stop"
 
     def resume(self, plan: LaunchPlan, engine: Engine, *, reason: str) -> None:
         """Launch again, by this plan. Only from BACKOFF or FAILED."""
@@ -150,6 +221,7 @@ class Instance:
     def stop(self, reason: str, departure: Departure, *, drain_s: float) -> None:
         """Drain for `drain_s` at most, stop the child, end. The shortest drain asked for counts."""
         self._drain_until_s = min(self._drain_until_s, monotonic() + drain_s)
+        self._departure = departure
         self._hurried.set()
         if self._stop_asked.is_set():
             return
@@ -253,7 +325,7 @@ class Instance:
             self._plan,
             self._engine,
             socket_path=shop.run_dir / f"{self.instance_id}-{self._launches}.sock",
-            slot_dir=shop.run_dir / f"{self.instance_id}.slots",
+            slot_dir=self.slot_dir,
             on_line=self._child_log.write,
         )
         self._child_log.begin(f"launch {self._launches} of {self.instance_id}")
@@ -276,6 +348,8 @@ class Instance:
         """Load, be ready, and end: of itself, hung, or as asked."""
         started_s = monotonic()
         cause = await self._load(launch, child)
+        if cause is None and not self._stop_asked.is_set():
+            cause = await self._arrive(launch, child)
         if cause is not None or self._stop_asked.is_set():
             return cause
         ready_s = self._ready_s = monotonic()
@@ -284,6 +358,8 @@ class Instance:
         self._setbacks.got_ready()
         self._note("ready", None)
         self._shop.book.open(self._opening(launch), now_s=ready_s)
+        self._heirs = ()
+        self._settled.set()
         watch = self._watch = self._hang_watch(launch)
         hung = await found_first(watch.until_hung(), child.wait(), self._stop_asked.wait())
         if child.returncode is not None:
@@ -292,6 +368,8 @@ class Instance:
             return self._put_down(child, hung)
         if (hung := await self._drain(child, watch)) is not None:
             self._put_down(child, hung)
+        elif not self._shop.book.running(self.instance_id):
+            await self._keep_slots(launch, child)
         self._enter(InstanceState.STOPPING)
         self._shop.leaving(launch.socket_path)
         return None
@@ -307,6 +385,28 @@ class Instance:
         if stalled is None:
             return None
         return self._put_down(child, Hung(stalled))
+
+    async def _arrive(self, launch: Launch, child: Child) -> Cause | None:
+        """Take over what another child knew; a cause when this one ends meanwhile."""
+        arrival = self._kept(launch) if self._trial is None else self._trial.arrive(launch)
+        heirs = await found_first(arrival, child.wait(), self._stop_asked.wait())
+        if child.returncode is not None:
+            return await _cause(child, launch)
+        self._heirs, self._trial = heirs or (), None
+        return None
+
+    async def _kept(self, launch: Launch) -> tuple[Heir, ...]:
+        """Nobody waits for a conversation that was idle."""
+        await self._shop.kept_slots.restore(launch)
+        return ()
+
+    async def _keep_slots(self, launch: Launch, child: Child) -> None:
+        """For the model's next child, unless this one is to end at once."""
+        if self._departure is None or child.returncode is not None:
+            return
+        self._hurried.clear()
+        keeping = self._shop.kept_slots.keep(launch, self._departure)
+        await first(keeping, child.wait(), self._hurried.wait())
 
     def _hang_watch(self, launch: Launch) -> HangWatch:
         def limits() -> HangLimits:
@@ -379,6 +479,7 @@ class Instance:
             embedding=plan.embedding,
             serves=self.serves_context,
             plan=plan,
+            heirs=self._heirs,
         )
 
     def _let_go(self, launch: Launch) -> None:

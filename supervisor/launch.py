@@ -64,6 +64,11 @@ class Launch:
         return child.pid if child is not None and child.returncode is None else None
 
     @property
+    def slot_dir(self) -> Path:
+        """Where the child saves slots to, and restores them from."""
+        return self._slot_dir
+
+    @property
     def is_cut_off(self) -> bool:
         """Whether somebody removed the socket on which a child that once listened is reached."""
         has_told = self._child is not None and self._child.farewell is not None

@@ -29,6 +29,10 @@ class Lease:
     """Monotonic."""
     plan: LaunchPlan | None = None
     """The child's: whether another one writes the same."""
+    can_pause: bool = True
+    """Whether what it is for can go on under another lease, or be asked again."""
+    restored_tokens: int = 0
+    """Of the lease before it, in its slot already: they came along from another child."""
 
 
 class LeaseError(SupervisorError):

@@ -8,7 +8,7 @@ leave, refuse, close: a waiter is out of the line, or is told why it will not be
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from planners.line import Line, Priority, retry_after_s
 from planners.model import ModelId
@@ -33,6 +33,20 @@ class Opening:
     serves: int = 0
     """The context that callers may ask for though `context` is less: more was not to be had."""
     plan: LaunchPlan | None = None
+    heirs: tuple["Heir", ...] = ()
+    """Who finds what another child knew of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heir:
+    """The slot in which the cache of another child's slot was restored."""
+
+    instance_id: InstanceId
+    slot: int
+    """There."""
+    to_slot: int
+    """Here."""
+    n_tokens: int
 
 
 @dataclass(eq=False, slots=True)
@@ -50,6 +64,9 @@ class Waiter:
     """Whether more than `context` will not do either."""
     takes_slot: bool = True
     """False for a question that the child answers beside its slots."""
+    can_pause: bool = True
+    after: Lease | None = None
+    """The lease that it had on a child which made way for this one."""
 
 
 @dataclass(slots=True)
@@ -67,9 +84,12 @@ class _Desk:
     """Set while one is."""
     departures: int = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
+    heirs: dict[tuple[InstanceId, int], Heir] = field(default_factory=dict)
+    """Those who have not come yet, by the lease they had."""
 
     def __post_init__(self) -> None:
         self.idle.set()
+        self.heirs.update({(heir.instance_id, heir.slot): heir for heir in self.opening.heirs})
 
     def admits(self, context: int, is_exact: bool) -> bool:
         """Whether its context is what a caller may have who asks for `context`."""
@@ -92,10 +112,30 @@ class _Desk:
         """Whether the waiter could be served now."""
         return self.has_place(takes_slot=waiter.takes_slot) and self.serves(waiter)
 
-    def take(self, *, now_s: float, waited_s: float, takes_slot: bool) -> Lease:
-        """A lease on the lowest free slot, or on none where none is needed."""
+    def is_heir(self, waiter: Waiter) -> bool:
+        """Whether its cache is here, and its slot free."""
+        after = waiter.after
+        heir = self.heirs.get((after.instance_id, after.slot)) if after is not None else None
+        return heir is not None and heir.to_slot in self.free
+
+    def take(
+        self,
+        *,
+        now_s: float,
+        waited_s: float,
+        takes_slot: bool,
+        can_pause: bool = True,
+        after: Lease | None = None,
+    ) -> Lease:
+        """A lease on its heir's slot, on the lowest free one, or on none where none is needed."""
         # Held all the same: a child is not stopped while it is asked something.
-        slot = heappop(self.free) if takes_slot else min((0, *self.held)) - 1
+        restored_tokens = 0
+        if not takes_slot:
+            slot = min((0, *self.held)) - 1
+        elif self.heirs:
+            slot, restored_tokens = self._inherited(after)
+        else:
+            slot = heappop(self.free)
         opening = self.opening
         lease = self.held[slot] = Lease(
             instance_id=opening.instance_id,
@@ -107,11 +147,26 @@ class _Desk:
             load_s=waited_s,
             granted_at_s=now_s,
             plan=opening.plan,
+            can_pause=can_pause,
+            restored_tokens=restored_tokens,
         )
         self.idle_since_s = None
         self.idle.clear()
         self.busy.set()
         return lease
+
+    def _inherited(self, after: Lease | None) -> tuple[int, int]:
+        """The slot for whoever comes while heirs are awaited, and its tokens in it."""
+        heir = self.heirs.pop((after.instance_id, after.slot), None) if after is not None else None
+        if heir is not None and heir.to_slot in self.free:
+            slot, n_tokens = heir.to_slot, heir.n_tokens
+        else:
+            kept = {heir.to_slot for heir in self.heirs.values()}
+            slot, n_tokens = min(self.free, key=lambda slot: (slot in kept, slot)), 0
+            self.heirs = {key: h for key, h in self.heirs.items() if h.to_slot != slot}
+        self.free.remove(slot)
+        heapify(self.free)
+        return slot, n_tokens
 
     def put_back(self, lease: Lease, *, now_s: float) -> bool:
         """Free the slot of a lease; False where that lease does not hold it any more."""
@@ -139,6 +194,8 @@ class LeaseBook:
         """None of them is empty."""
         self._held_s: dict[ModelId, float] = {}
         """How long a slot is held, a moving average."""
+        self._awaited: dict[tuple[InstanceId, int], asyncio.Event] = {}
+        """Set once the lease on that slot is given back, where somebody waits for it."""
         self._stopping = False
 
     def ask(
@@ -151,21 +208,27 @@ class LeaseBook:
         context: int = 0,
         is_exact: bool = False,
         takes_slot: bool = True,
+        can_pause: bool = True,
+        after: Lease | None = None,
     ) -> Waiter:
         """A waiter, served at once when a slot is free. Raises LineFull, Stopping.
 
         A full line takes who has fewer places in it than another, whose last waiter is told then.
         `context`: tokens that it needs, `is_exact`: and no more of them; 0 is whatever there is.
+        `after`: the lease of whose reply this is the rest; it finds a place in any line.
         """
         if self._stopping:
             raise Stopping
         line = self._lines.setdefault(model_id, Line())
         granted = asyncio.get_running_loop().create_future()
-        waiter = Waiter(model_id, caller, now_s, granted, priority, context, is_exact, takes_slot)
+        waiter = Waiter(
+            model_id, caller, now_s, granted, priority, context, is_exact, takes_slot, can_pause,
+            after,
+        )  # fmt: skip
         line.join(waiter)
         if (desk := self._serving.get(model_id)) and desk.has_place(takes_slot=takes_slot):
             self._grant(model_id, now_s=now_s)
-        if not waiter.granted.done() and len(line) > self.max_waiting:
+        if after is None and not waiter.granted.done() and len(line) > self.max_waiting:
             self._turn_away(line.surplus(waiter), newest=waiter)
         return waiter
 
@@ -177,6 +240,8 @@ class LeaseBook:
         context: int = 0,
         is_exact: bool = False,
         takes_slot: bool = True,
+        can_pause: bool = True,
+        after: Lease | None = None,
     ) -> Lease | None:
         """A free slot at once, as nearly always; None where there is none. Raises Stopping."""
         if self._stopping:
@@ -186,7 +251,9 @@ class LeaseBook:
             return None
         if not desk.admits(context, is_exact):
             return None
-        return desk.take(now_s=now_s, waited_s=0.0, takes_slot=takes_slot)
+        return desk.take(
+            now_s=now_s, waited_s=0.0, takes_slot=takes_slot, can_pause=can_pause, after=after
+        )
 
     def _turn_away(self, waiter: Waiter, *, newest: Waiter) -> None:
         """Tell one that its place is gone; the newest hears of it by the raised LineFull."""
@@ -219,13 +286,24 @@ class LeaseBook:
             if desk.put_back(lease, now_s=now_s) and lease.slot >= 0:
                 self._note_held(lease.model_id, now_s - lease.granted_at_s)
                 desk.departures += not is_done
+            if self._awaited and (back := self._awaited.pop((lease.instance_id, lease.slot), None)):
+                back.set()
             self._grant(lease.model_id, now_s=now_s)
 
     def open(self, opening: Opening, *, now_s: float) -> None:
         """Offer a ready child's slots; the model's line moves at once."""
         desk = _Desk(opening, list(range(opening.n_slots)), idle_since_s=now_s)
         self._desks[opening.instance_id] = self._serving[opening.model_id] = desk
+        if opening.heirs:
+            self._grant_heirs(desk, now_s=now_s)
         self._grant(opening.model_id, now_s=now_s)
+
+    def _grant_heirs(self, desk: _Desk, *, now_s: float) -> None:
+        """Whose reply was begun goes before who has none yet, and to the slot that knows it."""
+        line = self._lines.get(desk.opening.model_id, Line[Waiter]())
+        for waiter in [waiter for waiter in line if desk.is_heir(waiter)]:
+            line.leave(waiter)
+            self._give(desk, waiter, now_s=now_s)
 
     def allow(self, instance_id: InstanceId, context: int, *, now_s: float) -> None:
         """Serve callers who ask for up to `context` with what is loaded, though it is less."""
@@ -267,13 +345,25 @@ class LeaseBook:
 
     async def until_busy(self, instance_id: InstanceId) -> None:
         """Return once a lease is held on an open instance."""
-        await self._desks[instance_id].busy.wait()
+        desk = self._desks.get(instance_id)
+        await (desk.busy if desk else asyncio.Event()).wait()  # none is held on a closed one
 
     async def until_gone(self, lease: Lease) -> None:
         """Return once the child behind `lease` is known to be gone, leases or not."""
         desk = self._desks.get(lease.instance_id)
         if desk and desk.opening.socket_path == lease.socket_path:
             await desk.closed.wait()
+
+    def held(self, instance_id: InstanceId) -> tuple[Lease, ...]:
+        """The leases on an instance."""
+        desk = self._desks.get(instance_id)
+        return tuple(desk.held.values()) if desk else ()
+
+    async def until_back(self, lease: Lease) -> None:
+        """Return once a lease is held no more."""
+        if any(held is lease for held in self.held(lease.instance_id)):
+            key = lease.instance_id, lease.slot
+            await self._awaited.setdefault(key, asyncio.Event()).wait()
 
     def running(self, instance_id: InstanceId) -> int:
         """Leases held on an instance."""
@@ -352,12 +442,21 @@ class LeaseBook:
     def _grant(self, model_id: ModelId, *, now_s: float) -> None:
         desk, line = self._serving.get(model_id), self._lines.get(model_id)
         while desk and line and (waiter := line.next(desk.can_serve)):
-            if not waiter.granted.done():
-                waited_s = now_s - waiter.asked_at_s
-                lease = desk.take(now_s=now_s, waited_s=waited_s, takes_slot=waiter.takes_slot)
-                waiter.granted.set_result(lease)
+            self._give(desk, waiter, now_s=now_s)
         if line is not None and not line:
             del self._lines[model_id]
+
+    def _give(self, desk: _Desk, waiter: Waiter, *, now_s: float) -> None:
+        if waiter.granted.done():
+            return
+        lease = desk.take(
+            now_s=now_s,
+            waited_s=now_s - waiter.asked_at_s,
+            takes_slot=waiter.takes_slot,
+            can_pause=waiter.can_pause,
+            after=waiter.after,
+        )
+        waiter.granted.set_result(lease)
 
     def _note_held(self, model_id: ModelId, held_s: float) -> None:
         before = self._held_s.get(model_id, held_s)

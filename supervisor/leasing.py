@@ -30,8 +30,8 @@ class _Leased:
     """The block of a lease, and what is wished of it; by hand, since every request passes here."""
 
     __slots__ = (
-        "_lease", "_leasing", "caller", "context", "keep_alive_s", "model_id", "priority",
-        "takes_slot",
+        "_lease", "_leasing", "after", "caller", "can_pause", "context", "keep_alive_s", "model_id",
+        "priority", "takes_slot",
     )  # fmt: skip
 
     _lease: Lease
@@ -45,9 +45,12 @@ class _Leased:
         context: int | None,
         priority: Priority,
         takes_slot: bool,
+        can_pause: bool,
+        after: Lease | None,
     ) -> None:
         self._leasing, self.model_id, self.caller = leasing, model_id, caller
         self.keep_alive_s, self.context, self.takes_slot = keep_alive_s, context, takes_slot
+        self.can_pause, self.after = can_pause, after
         self.priority = priority
         """The request's own, which can only lower its caller's."""
 
@@ -105,16 +108,26 @@ class Leasing:
         context: int | None,
         priority: Priority,
         takes_slot: bool,
+        can_pause: bool,
+        after: Lease | None,
     ) -> AbstractAsyncContextManager[Lease]:
         """A ready child, and a slot of it, for as long as the block lasts. Raises LeaseError."""
-        return _Leased(self, model_id, caller, keep_alive_s, context, priority, takes_slot)
+        return _Leased(
+            self, model_id, caller, keep_alive_s, context, priority, takes_slot, can_pause, after
+        )
 
     def taken_at_once(self, wish: _Leased) -> Lease | None:
         """A free slot, where whoever asks wishes for nothing else. Raises Stopping."""
         if wish.keep_alive_s is not None or wish.context is not None:
             return None
         host = self.processes().host(wish.model_id)
-        return self._book.take(host, now_s=monotonic(), takes_slot=wish.takes_slot)
+        return self._book.take(
+            host,
+            now_s=monotonic(),
+            takes_slot=wish.takes_slot,
+            can_pause=wish.can_pause,
+            after=wish.after,
+        )
 
     async def taken(self, wish: _Leased) -> Lease:
         """The lease that is wished for. Raises LeaseError."""
@@ -143,7 +156,13 @@ class Leasing:
         now_s = monotonic()
         takes_slot = wish.takes_slot
         at_once = self._book.take(
-            model_id, now_s=now_s, context=context, is_exact=is_exact, takes_slot=takes_slot
+            model_id,
+            now_s=now_s,
+            context=context,
+            is_exact=is_exact,
+            takes_slot=takes_slot,
+            can_pause=wish.can_pause,
+            after=wish.after,
         )
         if at_once is not None:
             return at_once
@@ -155,6 +174,8 @@ class Leasing:
             context=context,
             is_exact=is_exact,
             takes_slot=takes_slot,
+            can_pause=wish.can_pause,
+            after=wish.after,
         )
         if self._book.lacks(model_id):
             self._look()  # else a slot comes free by itself

@@ -76,8 +76,10 @@ class _NextToken(msgspec.Struct):
 
 
 class _Slot(msgspec.Struct):
+    id: int = -1
     is_processing: bool = False
     id_task: int = -1
+    n_prompt_tokens: int = 0
     n_prompt_tokens_processed: int = 0
     next_token: list[_NextToken] | _NextToken = msgspec.field(default_factory=list)
 
@@ -96,6 +98,16 @@ async def slots_told(client: httpx.AsyncClient) -> SlotsTold | None:
     except (httpx.TransportError, msgspec.DecodeError):
         return None
     return SlotsTold(sum(slot.is_processing for slot in slots), tuple(map(_steps, slots)))
+
+
+async def slots_seen(client: httpx.AsyncClient) -> tuple[tuple[int, int], ...]:
+    """(slot, tokens in its cache), of all slots; () where that is not answered, nor understood."""
+    try:
+        reply = await client.get("/slots")
+        slots = _SLOTS.decode(reply.content)
+    except (httpx.TransportError, msgspec.DecodeError):
+        return ()
+    return tuple((slot.id, slot.n_prompt_tokens) for slot in slots if slot.id >= 0)
 
 
 def _steps(slot: _Slot) -> tuple[int, ...]:

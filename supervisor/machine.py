@@ -8,6 +8,7 @@ import structlog
 
 from planners.hardware import DeviceId, HardwareProfile
 from planners.plan import LaunchPlan
+from planners.relief import limited
 from planners.room import room_beside
 from planners.view import Observed
 from supervisor.errors import SupervisorError
@@ -39,6 +40,12 @@ class Machine:
         self._probe, self._history, self._running = probe, history, running
         self._memory = MemoryWatch()
         self._read_s = -inf
+        self._limits: Mapping[DeviceId, int] = {}
+
+    def hold_back(self, limits: Mapping[DeviceId, int]) -> None:
+        """From the next reading on our launches have these limits too: memory was yielded."""
+        self._limits = limits
+        self.outdate()
 
     def outdate(self) -> None:
         """The last reading no longer counts: rules or engines are others."""
@@ -50,7 +57,7 @@ class Machine:
         if is_old or self.watch.is_due():
             self._probe.leave_alone(self._rpc_servers_in_use())
             try:
-                self.last = await self.watch.profile()
+                self.last = limited(await self.watch.profile(), self._limits)
                 self._history.saw(self.last, self._running())
                 self._memory.sampled(self.last, now_s=monotonic())
             except SupervisorError as exc:

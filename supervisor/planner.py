@@ -139,6 +139,10 @@ class Planner:
         think = partial(outlooks, models, hardware, around)
         return await self._one_by_one(think, [served.model_id for served in models])
 
+    async def thought(self, think: Callable[[], T], model_id: ModelId) -> T:
+        """What a client's question comes to. Raises PlanTookTooLong, Stopping, what it raises."""
+        return await self._one_by_one(think, [model_id])
+
     async def _one_by_one(self, think: Callable[[], T], model_ids: Sequence[ModelId]) -> T:
         loop = asyncio.get_running_loop()
         try:

@@ -4,6 +4,7 @@ import pytest
 
 from bench import death, speed, start
 from bench.__main__ import measured
+from bench.migration.__main__ import measured as migrated
 
 ROWS = [
     "time to first byte, 1-token chat",
@@ -56,3 +57,12 @@ def test_a_daemon_started_once_fills_the_whole_table_of_starts() -> None:
         "idle CPU",
     ]
     assert all(float(row[24:32].rstrip("% ")) >= 0 for row in rows)
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize("what", ["moves", "kills"])
+def test_streams_of_models_that_move_or_die_come_to_the_same_words(what: str) -> None:
+    account = migrated(what, streams=4, seed=1)
+
+    assert account.streams == account.identical == 4, account.text(what)
+    assert "0 failed, 0 silent ends, 4 identical" in account.text(what)

@@ -19,6 +19,8 @@ from planners.profile_json import BadProfile, decode_profile
 from planners.settings import MAX_NUMBER, MAX_SLOTS
 from proxy import names
 from proxy.admin.models import ModelsReport
+from proxy.admin.move_requests import MoveRequest, YieldRequest
+from proxy.admin.moves import MoveReport, YieldsReport
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
 from proxy.admin.plan import (
     MAX_TOGETHER,
@@ -42,6 +44,7 @@ from proxy.bodies import decoded, read_body
 from proxy.errors import BadRequest, CallerLeft, Dialect, ProxyError, UnknownModel, answer, body
 from proxy.telemetry.metrics import CONTENT_TYPE
 from supervisor.lease import LeaseError, Stopping
+from supervisor.migrating import MoveFailed
 from supervisor.planner import PlanTookTooLong
 from supervisor.probe import HostUnread
 
@@ -75,6 +78,8 @@ class _PlansRequest(msgspec.Struct):
 
 
 _NAMED = msgspec.json.Decoder(_Named)
+_MOVE = msgspec.json.Decoder(MoveRequest)
+_YIELD = msgspec.json.Decoder(YieldRequest)
 _FORGOTTEN = msgspec.json.Decoder(_Forgotten)
 _PLAN_REQUEST = msgspec.json.Decoder(_PlanRequest)
 _PLANS_REQUEST = msgspec.json.Decoder(_PlansRequest)
@@ -96,6 +101,8 @@ def build_admin_app(service: AdminService) -> Starlette:
         Route("/profile", _answering(service, door.profile), methods=["GET"]),
         Route("/load", _answering(service, door.load), methods=["POST"]),
         Route("/unload", _answering(service, door.unload), methods=["POST"]),
+        Route("/migrate", _answering(service, door.migrate), methods=["POST"]),
+        Route("/yield", _answering(service, door.yield_memory), methods=["POST"]),
         Route("/retry", _answering(service, door.retry), methods=["POST"]),
         Route("/reload", _answering(service, door.reload), methods=["POST"]),
         Route("/lock", _answering(service, door.lock), methods=["POST"]),
@@ -113,7 +120,7 @@ def _answering(service: AdminService, handler: Handler) -> Callable[[Request], A
         try:
             value = await handler(request)
             return value if isinstance(value, Response) else _json(value)
-        except ReloadRefused as exc:
+        except (ReloadRefused, MoveFailed) as exc:
             return _json({"error": str(exc)}, status=409)
         except (HostUnread, PlanTookTooLong) as exc:
             return _json({"error": str(exc)}, status=503)
@@ -215,6 +222,14 @@ class _Door:
 
     async def unload(self, request: Request) -> UnloadReport:
         return self._service.unload(decoded(await _body(request), _NAMED).model)
+
+    async def migrate(self, request: Request) -> MoveReport:
+        return await self._service.migrate(decoded(await _body(request), _MOVE))
+
+    async def yield_memory(self, request: Request) -> YieldsReport:
+        asked = decoded(await _body(request), _YIELD)
+        asked.check()
+        return await self._service.yield_memory(asked)
 
     async def retry(self, request: Request) -> RetryReport:
         return self._service.retry(decoded(await _body(request), _NAMED).model)

@@ -6,6 +6,8 @@ from typing import Protocol
 from planners.hardware import HardwareProfile
 from planners.outlook import Outlook
 from proxy.admin.models import ModelsReport
+from proxy.admin.move_requests import MoveRequest, YieldRequest
+from proxy.admin.moves import MoveReport, YieldsReport
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
 from proxy.admin.records import EventReport, Followed, LogReport
 from proxy.admin.status import LockReport, StatusReport
@@ -65,6 +67,12 @@ class AdminService(Protocol):
 
     def unload(self, name: str) -> UnloadReport:
         """Drain and stop its instance."""
+
+    async def migrate(self, asked: MoveRequest) -> MoveReport:
+        """Move what runs of it, and wait. Raises MoveFailed, BadRequest, HostUnread."""
+
+    async def yield_memory(self, asked: YieldRequest) -> YieldsReport:
+        """Leave memory to others, or take it back. Raises BadRequest, HostUnread."""
 
     def retry(self, name: str) -> RetryReport:
         """Forget its failures: the next request tries it anew."""

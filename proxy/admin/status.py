@@ -14,6 +14,7 @@ from planners.model import BrokenFile
 from planners.plan import DeviceBytes, LaunchPlan
 from planners.reasons import Reason
 from planners.view import LineSeen, Observed
+from proxy.admin.moves import MigrationReport, YieldReport
 
 CALLERS_SHOWN = 20  # of a line
 
@@ -193,6 +194,10 @@ class StatusReport:
     """UTC seconds at which the machine last woke from sleep while the daemon ran."""
     lines: tuple[LineReport, ...] = ()
     """Where somebody waits."""
+    migrations: tuple[MigrationReport, ...] = ()
+    """Under way."""
+    yields: tuple[YieldReport, ...] = ()
+    """Memory that others have."""
 
 
 def status_report(
@@ -207,6 +212,8 @@ def status_report(
     learned: Learned = NOTHING_LEARNED,
     resumed_at: float | None = None,
     lines: Iterable[LineSeen] = (),
+    migrations: tuple[MigrationReport, ...] = (),
+    yields: tuple[YieldReport, ...] = (),
 ) -> StatusReport:
     """All of it at one moment; `now_s` is monotonic, `hardware` None until it was probed."""
     absent = () if hardware is None else hardware.absent
@@ -226,6 +233,8 @@ def status_report(
         degraded=tuple(f"{each.name} is missing: {each.reason}" for each in absent),
         resumed_at=resumed_at,
         lines=tuple(map(_line_report, lines)),
+        yields=yields,
+        migrations=migrations,
     )
 
 

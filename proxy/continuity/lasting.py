@@ -1,6 +1,6 @@
 """A stream that outlives its child: who reads it reads one, whoever wrote which part of it.
 
-    first child ─ lost ─ another one's lease ─ way_on ─ sent ─ spliced → the rest
+    child ─ lost ─ another one's lease ─ way_on ─ sent ─ spliced → the rest, or lost again
                    │                             └ came out otherwise, unseen → way_on, once more
                    └ nobody is to follow, or no way ─ the loss, raised
 What was read here counts as delivered. It knows neither dialects nor models.
@@ -58,6 +58,10 @@ class Successor(Protocol):
     async def take(self) -> bool:
         """Waits for it. Whether it computes as the lost one did. Raises LeaseError."""
 
+    @property
+    def is_restored(self) -> bool:
+        """Whether the cache of what was written came along."""
+
     async def n_tokens(self, text: str) -> int:
         """How many tokens it makes of a text. Raises UpstreamError, what it refuses."""
 
@@ -106,19 +110,24 @@ class Lasting(UpstreamResponse):
                 take(events)
 
         try:
-            return await self._connection.pour(deliver, reader)
+            await self._connection.pour(deliver, reader)
+            return
         except UpstreamGone as exc:
             loss = exc
-        if not (self._delivered.is_whole and self._successor.is_due):
-            raise loss
-        self._lost_s = monotonic()
-        try:
-            async for events in self._rest():
-                if reader.is_slow:
-                    await reader.drained()
-                take(events)
-        except (_NoWay, Diverged, Unreadable) as exc:
-            raise self._successor.lost(loss, str(exc)) from exc
+        while self._delivered.is_whole and self._successor.is_due:
+            self._lost_s = monotonic()
+            try:
+                async for events in self._rest():
+                    if reader.is_slow:
+                        await reader.drained()
+                    self._delivered.add(events)
+                    take(events)
+                return
+            except UpstreamGone as exc:
+                loss = exc
+            except (_NoWay, Diverged, Unreadable) as exc:
+                raise self._successor.lost(loss, str(exc)) from exc
+        raise loss
 
     async def _rest(self) -> AsyncIterator[bytes]:
         told = told_by(self._delivered, self._kind)
@@ -150,7 +159,13 @@ class Lasting(UpstreamResponse):
     async def _by_a_way(
         self, asked: Asked, told: Told, n_sent: int, *, keeps_math: bool
     ) -> AsyncIterator[bytes]:
-        way = way_on(asked, told, keeps_math=keeps_math, is_restored=False, sent_tokens=n_sent)
+        way = way_on(
+            asked,
+            told,
+            keeps_math=keeps_math,
+            is_restored=self._successor.is_restored,
+            sent_tokens=n_sent,
+        )
         match way:
             case Impossible():
                 raise _NoWay(way.reason)

@@ -155,6 +155,7 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
             keep_alive_s=wished_duration(asked.keep_alive), context=asked.num_ctx,
             check=_check(door, asked, model, Prompt(chat=body) if chat else None, n_prompts),
             streams=bool(asked.stream) and n_choices == 1,
+            can_pause=not asked.stream or n_choices == 1,
         )  # fmt: skip
 
 

@@ -101,6 +101,7 @@ def _events(metrics: Metrics) -> Iterator[Metric]:
         ("evictions", "Instances that were told to end.", metrics.events.evictions),
         ("restarts", "Processes launched again after an end unasked.", metrics.events.restarts),
         ("resumptions", "Replies that outlived their process.", metrics.events.resumptions),
+        ("migrations", "Models that moved, or were to.", metrics.events.migrations),
     ):
         family = CounterMetricFamily(f"inferenceosd_{name}", help_text, labels=("model", "reason"))
         for (model, reason), count in counts.items():

@@ -30,14 +30,17 @@ from planners.reasons import Price, Reason, ReasonKind, Unit, unused
 from planners.sizes import GIB, MIB
 from planners.view import InstanceState
 from proxy.admin.models import ModelReport, ModelsReport
+from proxy.admin.move_requests import MoveRequest, YieldRequest
+from proxy.admin.moves import MoveReport, YieldReport, YieldsReport
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
 from proxy.admin.records import EventReport, Followed, LogReport
 from proxy.admin.routes import build_admin_app
 from proxy.admin.service import ReloadRefused
 from proxy.admin.status import DaemonReport, LockReport, StatusReport, status_report
 from proxy.edge.server import serve
-from proxy.errors import UnknownModel
+from proxy.errors import BadRequest, UnknownModel
 from supervisor.lease import ModelUnavailable
+from supervisor.migrating import MoveFailed
 from tests.fakes.fleet_of_one import launch_plan, served_model
 from tests.fakes.instances import observed
 from tests.fakes.machines import FLAGS, model_info, served
@@ -254,6 +257,30 @@ class OneModelService:
     def unload(self, name: str) -> UnloadReport:
         self._known(name)
         return UnloadReport("qwen", was_loaded=True, is_pinned=False)
+
+    async def migrate(self, asked: MoveRequest) -> MoveReport:
+        self._known(asked.model)
+        asked.check()
+        if asked.layers == 99:
+            raise MoveFailed(model_id=ModelId(asked.model), reason="the other plan does not fit")
+        return MoveReport(
+            model=asked.model,
+            order="make-before-break",
+            streams=2,
+            slots=3,
+            moved_bytes=5 << 20,
+            took_s=0.75,
+            keeps_math=False,
+            devices=(("rpc:127.0.0.1:50052", asked.layers or 0),) if asked.layers else (),
+            context=asked.context or 4096,
+            parallel=2,
+        )
+
+    async def yield_memory(self, asked: YieldRequest) -> YieldsReport:
+        if asked.device == "nowhere":
+            raise BadRequest("there is no device nowhere; there are: host", param="device")
+        given = YieldReport(asked.device or "host", asked.n_bytes or 0, GIB, 3 * GIB, asked.for_s)
+        return YieldsReport((given,))
 
     def retry(self, name: str) -> RetryReport:
         self._known(name)

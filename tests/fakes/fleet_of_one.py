@@ -149,6 +149,8 @@ class FleetOfOne:
         self.plan = launch_plan(model, n_ctx=n_ctx, n_parallel=n_parallel)
         self.resumptions: list[tuple[str, int]] = []
         """Ways in which replies went on after a child's loss, and tokens computed again."""
+        self.why_moved: str | None = None
+        """Why each child that ends made way for another; None where it did not."""
         self._free = asyncio.PriorityQueue[int]()
         for slot in range(n_parallel):
             self._free.put_nowait(slot)
@@ -196,6 +198,8 @@ class FleetOfOne:
         context: int | None = None,
         priority: Priority = Priority.HIGH,
         takes_slot: bool = True,
+        can_pause: bool = True,
+        after: Lease | None = None,
     ) -> AsyncIterator[Lease]:
         if (refusal := next(self.refusals, None)) is not None:
             raise refusal
@@ -238,6 +242,9 @@ class FleetOfOne:
         is_its = child is not None and child.socket_path == lease.socket_path
         code = child.process.returncode if child is not None and is_its else None
         return code == -signal.SIGSEGV and self.leases == 1
+
+    def moved(self, lease: Lease) -> str | None:
+        return self.why_moved
 
     def answered(self, lease: Lease) -> None:
         self.answers += 1

@@ -87,6 +87,7 @@ def test_every_section_reaches_the_value_it_configures() -> None:
         cache_type_k = "q8_0"
         cpu_fallback = "deny"
         max_loaded = 3
+        keep_conversations = false
         max_waiting = 7
         [memory]
         limit = "32GiB"
@@ -123,6 +124,7 @@ def test_every_section_reaches_the_value_it_configures() -> None:
     rule = DeviceRule("NVIDIA GeForce RTX 4090", 20 << 30, None, True)
     assert config.placement.devices == (rule,)
     assert (config.fleet.max_loaded, config.fleet.max_waiting) == (3, 7)
+    assert not config.fleet.keeps_conversations
     assert (config.fleet.load_s, config.fleet.stop_s, config.fleet.restart_limit) == (600, 5, 2)
     env = (("GGML_VK_VISIBLE_DEVICES", "1"),)
     assert config.backends == (Backend("mine", "/opt/llama/llama-server", env),)

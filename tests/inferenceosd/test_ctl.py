@@ -131,6 +131,22 @@ def test_a_plan_that_does_not_fit_is_shown_with_status_1(
     [
         ("load qwen", "qwen loaded in 3.5 s\n"),
         ("unload qwen", "qwen unloads as soon as its requests are done\n"),
+        (
+            "migrate qwen --layers 7",
+            "qwen moved in 0.8 s (make-before-break): 7 layers on rpc:127.0.0.1:50052,"
+            " context 4096 × 2\n2 streams go on; 3 slots went along, 5.0 MiB\n"
+            "other devices round otherwise: replies go on, in words of their own\n",
+        ),
+        (
+            "yield 2GiB --device CUDA0 --for 2h",
+            "YIELDED: 2.0 GiB of CUDA0, 2h: at most 1.0 GiB for models, which take 3.0 GiB\n",
+        ),
+        (
+            "yield 512MiB",
+            "YIELDED: 512.0 MiB of host, until it is taken back: at most 1.0 GiB for models,"
+            " which take 3.0 GiB\n",
+        ),
+        ("yield --back --device host", "0 B of host is ours again\n"),
         ("retry qwen", "qwen had not failed\n"),
         ("reload", "qwen restarts with context 8192\n"),
         ("logs qwen", "one\ntwo\nthree\n"),
@@ -536,3 +552,40 @@ def test_the_log_of_a_model_that_cannot_run_is_shown_line_by_line(
         "x",
         "y\\x1b[31m",
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ((), 1, "say what is to change"),
+        (("--layers", "99"), 1, "qwen was not moved: the other plan does not fit"),
+        (("--tensor-split", "3;1"), 2, "is no split such as 3,1"),
+        (("--tensor-split", "0,0"), 2, "is no split such as 3,1"),
+        (("--layers", "-1"), 2, "-1 is not in the range"),
+    ],
+)
+def test_a_move_that_cannot_be_is_said(
+    served: Path, arguments: tuple[str, ...], status: int, said: str
+) -> None:
+    result = ctl(served, "migrate", "qwen", *arguments)
+
+    assert result.exit_code == status
+    assert said in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ((), 2, "say how much"),
+        (("1GiB", "--back"), 2, "say how much"),
+        (("much",), 2, "is no size such as 6GiB"),
+        (("1GiB", "--device", "nowhere"), 1, "there is no device nowhere"),
+    ],
+)
+def test_a_yield_that_cannot_be_is_said(
+    served: Path, arguments: tuple[str, ...], status: int, said: str
+) -> None:
+    result = ctl(served, "yield", *arguments)
+
+    assert result.exit_code == status
+    assert said in result.output

@@ -97,20 +97,23 @@ def test_what_cannot_be_read_is_no_pressure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("some", "full", "is_tight"),
+    ("free_gib", "some", "full", "is_tight"),
     [
-        (None, None, False),
-        (5.0, 1.0, False),
-        (15.0, 0.0, True),
-        (0.0, 6.0, True),
+        (3, None, None, False),
+        (3, 5.0, 1.0, False),
+        (3, 15.0, 0.0, True),
+        (3, 0.0, 6.0, True),
+        (8, 15.0, 0.0, False),  # pages of files that come and go
+        (8, 15.0, 6.0, True),
     ],
 )
 def test_tasks_that_wait_for_memory_are_pressure_though_it_seems_plenty(
-    some: float | None, full: float | None, is_tight: bool
+    free_gib: int, some: float | None, full: float | None, is_tight: bool
 ) -> None:
     course = Course()
     for i in range(8):
-        course = followed(course, Sample(float(i), {HOST: 8 * GIB}, some, full), rules=RULES)
+        sample = Sample(float(i), {HOST: free_gib * GIB}, some, full)
+        course = followed(course, sample, rules=RULES)
 
     assert bool(missing_bytes(course, rules=RULES)) is is_tight
 

@@ -41,3 +41,12 @@ def test_replies_that_outlived_their_process_are_counted_by_their_way() -> None:
         counts.take("stream.resumed", TINY, {"way": way, "pause_s": 0.5})
 
     assert dict(counts.resumptions) == {(TINY, "replay"): 2, (TINY, "continue"): 1}
+
+
+def test_moves_are_counted_by_how_they_went() -> None:
+    counts = EventCounts()
+
+    counts.take("migration.done", TINY, {"order": "make-before-break", "streams": 2})
+    counts.take("migration.failed", TINY, {})
+
+    assert dict(counts.migrations) == {(TINY, "make-before-break"): 1, (TINY, "failed"): 1}

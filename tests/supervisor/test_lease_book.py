@@ -10,7 +10,7 @@ from planners.model import ModelId
 from planners.plan import InstanceId
 from planners.view import InLine
 from supervisor.lease import LineFull, ModelUnavailable, Stopping
-from supervisor.lease_book import QUESTIONS, LeaseBook, Opening, Waiter
+from supervisor.lease_book import QUESTIONS, Heir, LeaseBook, Opening, Waiter
 
 M = ModelId("m")
 I1, I2 = InstanceId("i1"), InstanceId("i2")
@@ -457,3 +457,75 @@ async def test_so_many_questions_at_once_and_the_rest_in_line(book: LeaseBook) -
     book.give_back(asked[0].granted.result(), now_s=1.0)
 
     assert is_served(asked[-1])
+
+
+def inherited(*, n_slots: int = 3) -> Opening:
+    """The opening of I2 after I1, whose slots 0 and 1 were restored into 2 and 1."""
+    heirs = (Heir(I1, 0, 2, 70), Heir(I1, 1, 1, 90))
+    return replace(opening(I2, n_slots=n_slots), heirs=heirs)
+
+
+async def test_whose_reply_was_begun_gets_the_slot_that_knows_it_before_who_asked_earlier(
+    book: LeaseBook,
+) -> None:
+    book.open(opening(n_slots=2), now_s=0.0)
+    old = [ask(book).granted.result() for _ in range(2)]
+    earlier = [ask(book, "b", now_s=1.0) for _ in range(2)]
+    book.close(I1)
+    heirs = [book.ask(M, caller="a", now_s=2.0, after=lease) for lease in old]
+
+    book.open(inherited(), now_s=3.0)
+
+    granted = [waiter.granted.result() for waiter in heirs]
+    assert [(lease.slot, lease.restored_tokens) for lease in granted] == [(2, 70), (1, 90)]
+    assert [is_served(waiter) for waiter in earlier] == [True, False]
+    assert earlier[0].granted.result().restored_tokens == 0
+
+
+async def test_a_slot_is_kept_for_its_heir_while_there_is_another(book: LeaseBook) -> None:
+    book.open(opening(n_slots=2), now_s=0.0)
+    old = [ask(book).granted.result() for _ in range(2)]
+    book.close(I1)
+    book.open(inherited(), now_s=1.0)
+
+    stranger = book.take(M, now_s=1.0)
+    heir = book.take(M, now_s=1.0, after=old[0])
+    last = book.take(M, now_s=1.0)
+    late = book.ask(M, caller="a", now_s=1.0, after=old[1])
+
+    assert stranger is not None
+    assert heir is not None
+    assert last is not None
+    assert (stranger.slot, heir.slot, last.slot) == (0, 2, 1)
+    assert heir.restored_tokens == 70
+    assert last.restored_tokens == 0
+    assert not is_served(late)
+
+
+async def test_who_was_cut_off_by_a_move_finds_a_place_in_a_full_line(book: LeaseBook) -> None:
+    book.open(opening(), now_s=0.0)
+    old = ask(book).granted.result()
+    for n in range(3):
+        ask(book, f"b{n}")
+    book.close(I1)
+
+    waiter = book.ask(M, caller="a", now_s=1.0, after=old)
+    book.open(replace(opening(I2), heirs=(Heir(I1, 0, 0, 5),)), now_s=2.0)
+
+    assert waiter.granted.result().restored_tokens == 5
+
+
+async def test_the_end_of_one_lease_can_be_waited_for(book: LeaseBook) -> None:
+    book.open(opening(n_slots=2), now_s=0.0)
+    first, second = (ask(book).granted.result() for _ in range(2))
+    back = asyncio.create_task(book.until_back(first))
+    await asyncio.sleep(0)
+
+    book.give_back(second, now_s=1.0)
+    await asyncio.sleep(0)
+    assert not back.done()
+    book.give_back(first, now_s=2.0)
+
+    async with asyncio.timeout(5):
+        await back
+        await book.until_back(first)

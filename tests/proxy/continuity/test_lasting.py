@@ -313,6 +313,20 @@ async def test_a_stream_that_loses_a_second_child_is_told_so(tmp_path: Path) -> 
     assert fleet.leases == 0
 
 
+async def test_a_stream_moves_as_often_as_its_model_does(tmp_path: Path) -> None:
+    body = {"model": "tiny", **ASKED_OF_FAKE["/v1/chat/completions"], "stream": True}
+    (tmp_path / "alone").mkdir()
+    async with fake(tmp_path / "alone") as (_, served):
+        alone = (await served.client.post("/v1/chat/completions", json=body)).text
+    async with fake(tmp_path, die_at_byte=1500, launches=4) as (fleet, served):
+        fleet.why_moved = "it moved"
+        found = (await served.client.post("/v1/chat/completions", json=body)).text
+
+    assert heard("/v1/chat/completions", found) == heard("/v1/chat/completions", alone)
+    assert fleet.launches == 5
+    assert fleet.leases == 0
+
+
 async def test_a_stream_ends_with_the_reason_where_there_is_no_other_child(tmp_path: Path) -> None:
     body = {"model": "tiny", **ASKED_OF_FAKE["/v1/chat/completions"], "stream": True}
     refusal = ModelUnavailable(

@@ -127,6 +127,7 @@ async def test_every_metric_is_on_the_page_with_its_type_and_labels_and_no_other
     metrics.events.take("instance.resumed", TINY, {"why": "crash"})
     metrics.events.take("instance.drained", TINY, {"why": "room"})
     metrics.events.take("stream.resumed", TINY, {"way": "replay"})
+    metrics.events.take("migration.done", TINY, {"order": "make-before-break"})
 
     families = list(text_string_to_metric_families(metrics.text().decode()))
 
