@@ -48,13 +48,19 @@ class Catalogue:
     """Models by name. `scan` looks for changes; between scans nothing here changes."""
 
     def __init__(
-        self, *, dirs: tuple[str, ...], rules: tuple[ModelRule, ...], defaults: ModelSettings
+        self,
+        *,
+        dirs: tuple[str, ...],
+        rules: tuple[ModelRule, ...],
+        defaults: ModelSettings,
+        scan_s: float = SCAN_S,
     ) -> None:
         self._offer = Offer(dirs, rules, defaults)
         self._listing = EMPTY
-        self._is_blind = False
+        self._is_stalled = self._is_blind = False
         self._library = _Library()
-        self._reader = PatientReader("catalogue", self._read, limit_s=SCAN_S)
+        self._reader = PatientReader("catalogue", self._read, limit_s=scan_s)
+        self._scan_s = scan_s
 
     @property
     def models(self) -> Mapping[ModelId, ServedModel]:
@@ -93,14 +99,16 @@ class Catalogue:
             while offer is not self._offer:  # it was under way when the offer changed
                 offer, listing = await self._reader.read()
         except NoAnswer:
-            log.warning("catalogue.stalled", waited_s=SCAN_S, dirs=self._offer.dirs)
+            if not self._is_stalled:  # a disk may hang for days, and is looked at all the while
+                log.warning("catalogue.stalled", waited_s=self._scan_s, dirs=self._offer.dirs)
+            self._is_stalled = True
             return False
         except CannotLook as exc:  # what was offered stays: a failed look is no absence
             if not self._is_blind:
                 log.warning("catalogue.blind", reason=str(exc))
-            self._is_blind = True
+            self._is_stalled, self._is_blind = False, True
             return False
-        self._is_blind = False
+        self._is_stalled = self._is_blind = False
         before, self._listing = self._listing, listing
         _log_changes(before, listing)
         return listing != before

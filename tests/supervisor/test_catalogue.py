@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from planners.model import BrokenKind, ModelId, ModelSettings, ServedModel
 from planners.settings import ModelRule
@@ -388,6 +389,15 @@ async def test_scans_at_once_agree(catalogue: Catalogue, tmp_path: Path) -> None
 
     assert changed.count(True) == 1
     assert list(catalogue.models) == ["m"]
+
+
+async def test_folders_that_do_not_answer_are_told_of_once(tmp_path: Path) -> None:
+    hung = Catalogue(dirs=(str(tmp_path),), rules=(), defaults=PLAIN, scan_s=0)
+    with capture_logs() as said:
+        changed = [await hung.scan() for _ in range(3)]
+
+    assert changed == [False] * 3
+    assert [line["event"] for line in said] == ["catalogue.stalled"]
 
 
 async def test_a_scan_that_is_cancelled_leaves_the_catalogue_usable(
