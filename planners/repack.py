@@ -106,7 +106,8 @@ def _tied_copy_bytes(model: ModelInfo) -> int:
     as_output = WeightInfo("output.weight", found.shape, found.n_bytes, found.type_name)
     if (n_bytes := tiled_bytes(as_output)) is not None:
         return n_bytes
-    is_woven = found.type_name in _WOVEN and not found.shape[1] % _WOVEN_ROWS
+    is_matrix = len(found.shape) > 1
+    is_woven = found.type_name in _WOVEN and is_matrix and not found.shape[1] % _WOVEN_ROWS
     return found.n_bytes if is_woven else 0
 
 

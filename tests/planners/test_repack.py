@@ -84,6 +84,13 @@ def test_a_tied_table_is_copied_by_the_other_form_of_repacking_too(
     assert added == (info.tied_bytes if is_copied else 0)
 
 
+def test_a_tied_table_that_is_no_matrix_is_not_repacked() -> None:
+    info = of_type("dense", "q4_0")
+    flat = replace(info, ends=tuple(replace(w, shape=w.shape[:1]) for w in info.ends))
+
+    assert weights_on(flat, ON_HOST) <= weights_on(info, ON_HOST) - info.tied_bytes
+
+
 def test_nothing_is_repacked_beside_a_device_of_this_machine_but_beside_remote_ones() -> None:
     info = of_type("dense", "q8_0", is_tied=False)
 
