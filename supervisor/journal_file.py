@@ -24,6 +24,7 @@ MOST_ASIDE = 2  # files set aside that are kept
 BUSY_S = 5.0  # a wait for whoever else has the file open, such as a backup
 EVENTS, LAUNCHES, RATES, CONTEXTS = "events", "launches", "rates", "contexts"
 PER_KEY = 32  # rates kept of one launch key: a median needs no more
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)  # the latter of a limit on files
 
 Cell = str | int | float | bool | None
 Row = Mapping[str, Cell]
@@ -105,7 +106,8 @@ class JournalFile:
             if not self._lost:
                 log.warning("journal.lost", rows=len(batch), error=str(exc))
             self._lost += len(batch)
-            self.close()
+            if not _is_full(exc):
+                self.close()
 
     def select(self, table: str, *, where: str, told: Row, limit: int) -> list[dict[str, Cell]]:
         """The newest `limit` rows where the condition holds, oldest first; none of a sick file."""
@@ -231,6 +233,11 @@ def _used_bytes(db: Database) -> int:
 def _is_corrupt(exc: sqlite3.DatabaseError) -> bool:
     # The subclasses tell of the disk, a lock or a statement; SQLITE_CORRUPT and _NOTADB have none.
     return type(exc) in (sqlite3.DatabaseError, WrongSchema)
+
+
+def _is_full(exc: Exception) -> bool:
+    """Whether the disk takes no more: what is open can still be read, and not opened anew."""
+    return getattr(exc, "sqlite_errorcode", None) in _FULL
 
 
 def _inode(path: Path) -> int:
