@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -44,6 +45,7 @@ from supervisor.desired import Desired
 from supervisor.fleet import Fleet
 from supervisor.follower import Follower
 from supervisor.journal import Event
+from supervisor.journal_file import JournalUnreadable
 from supervisor.pressure_watch import NoSuchPlace, Yielded
 from supervisor.probe import HardwareProbe
 from supervisor.records import Records
@@ -301,8 +303,10 @@ class Control:
     ) -> AsyncIterator[Followed]:
         journal = self._parts.records.journal
         with journal.following(model_id) as follower:
-            since = _since(since_s)
-            for event in await journal.events(model_id=model_id, since=since, limit=limit):
+            before: Sequence[Event] = ()
+            with suppress(JournalUnreadable):  # what happens from now on is told all the same
+                before = await journal.events(model_id=model_id, since=_since(since_s), limit=limit)
+            for event in before:
                 yield Followed(_event_report(event))
             async for skipped, now in _unread(follower):
                 yield Followed(None if now is None else _event_report(now), skipped=skipped)

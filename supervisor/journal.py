@@ -22,7 +22,7 @@ from planners.model import ModelId
 from planners.plan import InstanceId
 from supervisor.event_counts import EventCounts
 from supervisor.follower import Follower
-from supervisor.journal_file import EVENTS, Cell, JournalFile, Row
+from supervisor.journal_file import EVENTS, Cell, JournalFile, JournalUnreadable, Row
 from supervisor.printable import printable
 
 FLUSH_S = 0.1  # cadence of the writer: one transaction a batch, an insert alone costs 0.36 ms
@@ -90,7 +90,10 @@ class Journal:
     async def events(
         self, *, model_id: ModelId | None, since: float, limit: int
     ) -> tuple[Event, ...]:
-        """The newest `limit` events after `since` (UTC seconds), oldest first."""
+        """The newest `limit` events after `since` (UTC seconds), oldest first.
+
+        Raises JournalUnreadable.
+        """
         where = "at > :since" + (" and model_id = :model_id" if model_id is not None else "")
         told = {"since": since, "model_id": model_id}
         rows = await self._after_pending(
@@ -118,10 +121,13 @@ class Journal:
             follower.end()
 
     async def rows(self, table: str, *, limit: int) -> tuple[Row, ...]:
-        """The newest `limit` rows of a table, oldest first."""
-        return await self._after_pending(
-            lambda: tuple(self._file.select(table, where="1", told={}, limit=limit))
-        )
+        """The newest `limit` rows of a table, oldest first; none of a file that is unreadable."""
+        try:
+            return await self._after_pending(
+                lambda: tuple(self._file.select(table, where="1", told={}, limit=limit))
+            )
+        except JournalUnreadable:  # told in the log
+            return ()
 
     async def delete(self, table: str, **equal: str) -> None:
         """Drop the rows of a table whose columns have these values; all of them without any."""

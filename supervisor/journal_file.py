@@ -16,6 +16,9 @@ from pathlib import Path
 import structlog
 from sqlite_utils import Database
 
+from supervisor.errors import SupervisorError
+from supervisor.printable import printable
+
 VERSION = 2  # user_version of the file; 1 never was written, 0 had events alone
 MAX_BYTES = 64 << 20  # of pages in use; the oldest events make way
 WAL_BYTES = 4 << 20
@@ -110,7 +113,10 @@ class JournalFile:
                 self.close()
 
     def select(self, table: str, *, where: str, told: Row, limit: int) -> list[dict[str, Cell]]:
-        """The newest `limit` rows where the condition holds, oldest first; none of a sick file."""
+        """The newest `limit` rows where the condition holds, oldest first.
+
+        Raises JournalUnreadable.
+        """
         try:
             rows = list(
                 self._opened()
@@ -119,7 +125,7 @@ class JournalFile:
             )
         except (sqlite3.Error, OSError) as exc:
             self._note_unreadable(exc)
-            return []
+            raise JournalUnreadable(path=self._path, why=str(exc)) from exc
         return rows[::-1]
 
     def delete(self, table: str, equal: Mapping[str, str]) -> None:
@@ -197,6 +203,14 @@ class JournalFile:
                 beside.replace(f"{aside}{suffix}")
         self._record("journal.set_aside", f"{why}; kept as {aside.name}")
         _forget_oldest_aside(self._path)
+
+
+class JournalUnreadable(SupervisorError):
+    """What was recorded cannot be told just now."""
+
+    def __init__(self, *, path: Path, why: str) -> None:
+        self.path, self.why = path, why
+        super().__init__(f"the journal, {printable(str(path))}, cannot be read just now: {why}")
 
 
 class WrongSchema(sqlite3.DatabaseError):

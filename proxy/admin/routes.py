@@ -43,6 +43,7 @@ from proxy.admin.status import LockReport, StatusReport
 from proxy.bodies import decoded, read_body
 from proxy.errors import BadRequest, CallerLeft, Dialect, ProxyError, UnknownModel, answer, body
 from proxy.telemetry.metrics import CONTENT_TYPE
+from supervisor.journal_file import JournalUnreadable
 from supervisor.lease import LeaseError, Stopping
 from supervisor.migrating import MoveFailed
 from supervisor.planner import PlanTookTooLong
@@ -122,7 +123,7 @@ def _answering(service: AdminService, handler: Handler) -> Callable[[Request], A
             return value if isinstance(value, Response) else _json(value)
         except (ReloadRefused, MoveFailed) as exc:
             return _json({"error": str(exc)}, status=409)
-        except (HostUnread, PlanTookTooLong) as exc:
+        except (HostUnread, JournalUnreadable, PlanTookTooLong) as exc:
             return _json({"error": str(exc)}, status=503)
         except CallerLeft:
             return Response(status_code=499)  # nobody reads it

@@ -21,6 +21,7 @@ from proxy.errors import BadRequest, UnknownModel
 from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired, Ground
 from supervisor.fleet import Fleet
+from supervisor.journal_file import JournalUnreadable
 from supervisor.probe import HardwareProbe
 from supervisor.records import Records, open_records
 from supervisor.tinymodel import tiny_model
@@ -209,6 +210,26 @@ async def test_events_of_a_model_that_is_gone_are_still_told(
     (event,) = await control.events(name="gone", since_s=None, limit=10)
 
     assert (event.kind, event.model, event.reason) == ("instance.stopped", "gone", "unused for 5m")
+
+
+async def test_what_a_sick_journal_held_is_not_told_as_nothing_but_what_happens_is(
+    control: Control, records: Records, house: House
+) -> None:
+    for path in house.folder.rglob("journal.db*"):
+        path.unlink()
+    (house.folder / "journal.db").mkdir()
+    with pytest.raises(JournalUnreadable):
+        await control.events(name=None, since_s=None, limit=10)
+
+    following = await control.follow_events(name=None, since_s=None, limit=10)
+    first = asyncio.ensure_future(anext(following))
+    await asyncio.sleep(0)  # it has begun to follow
+    records.journal.record("instance.stopped", reason="unused for 5m")
+    async with asyncio.timeout(10):
+        told = await first
+
+    assert told.event is not None
+    assert told.event.reason == "unused for 5m"
 
 
 async def test_events_of_a_model_that_never_was_are_refused(control: Control) -> None:

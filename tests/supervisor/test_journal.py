@@ -15,6 +15,7 @@ from planners.model import ModelId
 from planners.plan import InstanceId
 from supervisor.follower import MAX_UNREAD
 from supervisor.journal import END_OF_TIME, MAX_PENDING, Event, Journal, open_journal
+from supervisor.journal_file import LAUNCHES, JournalUnreadable
 
 M = ModelId("m")
 
@@ -128,7 +129,8 @@ async def test_a_writer_that_is_cancelled_while_the_thread_is_busy_loses_nothing
 async def test_a_folder_that_cannot_be_written_costs_events_not_the_daemon(tmp_path: Path) -> None:
     async with open_journal(tmp_path / "missing" / "journal.db") as journal:
         journal.record("a")
-        assert await kinds(journal) == []
+        with pytest.raises(JournalUnreadable):
+            await kinds(journal)
 
         (tmp_path / "missing").mkdir()
         journal.record("b")
@@ -278,7 +280,9 @@ async def test_what_is_no_file_at_all_costs_events_not_the_daemon(tmp_path: Path
     async with open_journal(path) as journal:
         journal.record("a")
 
-        assert await kinds(journal) == []
+        with pytest.raises(JournalUnreadable, match="cannot be read just now"):
+            await kinds(journal)
+        assert await journal.rows(LAUNCHES, limit=1) == ()
 
 
 async def test_one_event_is_bounded_in_bytes(tmp_path: Path) -> None:

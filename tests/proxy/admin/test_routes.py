@@ -1,7 +1,8 @@
 """proxy.admin.routes: the door's answers, good and bad, over a real Unix socket."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -9,9 +10,10 @@ import pytest
 
 from proxy.admin.models import ModelsReport
 from proxy.admin.plan import PlanReport
-from proxy.admin.records import EventsReport, Followed
+from proxy.admin.records import EventReport, EventsReport, Followed
 from proxy.admin.routes import MAX_BODY_BYTES
 from proxy.admin.status import StatusReport
+from supervisor.journal_file import JournalUnreadable
 from tests.fakes.admin_service import (
     EVENTS,
     MODELS,
@@ -173,6 +175,23 @@ def test_a_model_that_cannot_be_served_says_why_and_when_to_ask_again(
 
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "5")
     assert reply.json() == {"error": "qwen cannot be served: died of SIGSEGV"}
+
+
+def test_a_journal_that_cannot_be_read_is_no_journal_without_events() -> None:
+    class Sick(OneModelService):
+        async def events(
+            self, *, name: str | None, since_s: float | None, limit: int
+        ) -> Sequence[EventReport]:
+            raise JournalUnreadable(path=Path("/state/journal.db"), why="disk is full")
+
+    with (
+        admin_socket(Sick()) as path,
+        httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://d") as client,
+    ):
+        reply = client.get("/events")
+
+    assert reply.status_code == 503
+    assert "/state/journal.db, cannot be read just now: disk is full" in reply.json()["error"]
 
 
 def test_a_wrong_configuration_is_refused_in_its_own_words(
