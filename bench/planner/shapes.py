@@ -17,12 +17,13 @@ ARCHITECTURES = (
     "qwen35moe", "bert", "nomic-bert",
 )  # fmt: skip
 """Kinds of model; "mixtral" is llama with experts."""
-OTHERS = (*DENSE, *MIXTURES, "lfm2moe", "nemotron_h_moe")
+ENCODERS = (*BERTS, "gemma-embedding")
+OTHERS = (*DENSE, *MIXTURES, "lfm2moe", "nemotron_h_moe", "gemma-embedding")
 """Kinds that the measured tables lack."""
 _DEEP = 27  # layers of the one deepseek2 that loads without a compressed query
 _MANY_LAYERS = (19, 26, 40, 61)  # of so many, some stand for all
 _TYPES = {name: number for number, kind in TENSOR_TYPES.items() for name in (kind.name,)}
-_TIED = ("command-r", "cohere2", "gemma", "gemma2", "gemma3")
+_TIED = ("command-r", "cohere2", "gemma", "gemma2", "gemma3", "gemma-embedding")
 _UNTIED = (
     "internlm2",
     "stablelm",
@@ -64,7 +65,7 @@ def random_model(rng: Random, kind: str, *, name: str) -> TinyModel:
     numbers = rms | _KINDS[kind](rng, n_embd, n_layer)
     if kind == "deepseek2" and "attention.q_lora_rank" not in numbers:
         n_layer, n_embd = _DEEP, min(n_embd, 256)
-    is_encoder = architecture in BERTS
+    is_encoder = architecture in ENCODERS
     return TinyModel(
         name=name,
         architecture=architecture,
@@ -142,6 +143,12 @@ def _gemma3(rng: Random, n_embd: int, n_layer: int) -> Numbers:
     if rng.random() < 0.3:
         told["attention.sliding_window_pattern"] = rng.choice((2, 3, 4))
     return told
+
+
+def _gemma_embedding(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    return _windowed(rng, n_embd, n_layer) | {
+        "attention.causal": False, "pooling_type": rng.choice((1, 1, 2, 3)),
+    }  # fmt: skip
 
 
 def _gpt_oss(rng: Random, n_embd: int, n_layer: int) -> Numbers:
@@ -358,7 +365,7 @@ _KINDS: dict[str, Callable[[Random, int, int], Numbers]] = {
     "jamba": _jamba, "granitehybrid": _granite_hybrid, "nemotron_h": _nemotron_h, "lfm2": _lfm2,
     "qwen3next": _qwen3next, "qwen35": _qwen35, "qwen35moe": _qwen35moe,
     **dict.fromkeys(BERTS, _encoder), **{kind: _other(kind) for kind in (*DENSE, *MIXTURES)},
-    "lfm2moe": _lfm2_moe, "nemotron_h_moe": _nemotron_moe,
+    "gemma-embedding": _gemma_embedding, "lfm2moe": _lfm2_moe, "nemotron_h_moe": _nemotron_moe,
 }  # fmt: skip
 
 
@@ -397,7 +404,7 @@ def _placed(rng: Random, model: TinyModel, servers: Sequence[str]) -> Iterator[s
 def _sized(rng: Random, model: TinyModel) -> Iterator[str]:
     yield from ("-c", str(rng.choice((300, 512, 1024, 2048, 3000, 4096, 8192, 16384))))
     slots = rng.choice((0, 1, 1, 2, 3, 4, 5, 8))
-    is_encoder = model.architecture in BERTS
+    is_encoder = model.architecture in ENCODERS
     if slots:
         slots = rng.choice((1, 2, 4)) if is_encoder else slots
         yield from ("-np", str(slots), rng.choice(("--no-kv-unified", "--kv-unified")))

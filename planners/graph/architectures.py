@@ -29,7 +29,8 @@ DELTA_NETS = ("qwen3next", "qwen35", "qwen35moe")
 _GRANITES = ("granitehybrid", "granite", "granitemoe")
 _NEMOTRONS = ("nemotron_h", "nemotron_h_moe")
 _LATE_OUTPUTS = (*DELTA_NETS, "gpt-oss", *_NEMOTRONS)
-_GEMMAS = ("gemma", "gemma2", "gemma3")
+_GEMMAS = ("gemma", "gemma2", "gemma3", "gemma-embedding")
+_WINDOW_PERIOD = 6  # of gemma-embedding: the last layer of so many sees all
 _SCALED_Q = (*_GEMMAS, "phi3")
 _NO_ROPE = ("jamba", *_NEMOTRONS)
 _ROPE_FIRST = ("hunyuan-dense", "hunyuan-moe")  # their heads are normalised after it
@@ -95,16 +96,19 @@ def _draw_decoder(build: Builder, layers: Sequence[Placed], *, output: int, host
     def draw_layer(at: Placed, x: Node) -> Node:
         return _layer(build, at, x, positions, ids, None)
 
+    masks = [] if build.model.is_causal else [_batch_mask(build) for _ in range(2)]
     is_copied = ids is None or arch in DELTA_NETS
     repeats = Repeats(build.graph, shared=ids or ()) if is_copied else None
     for i, at in enumerate(layers):
+        if masks:
+            build.batch_mask = masks[at.is_odd]
         if i == len(layers) - 1 and arch not in _LATE_OUTPUTS:
             x = _layer(build, at, x, positions, ids, out_ids)
         elif repeats is not None:
             x = repeats.layer(at, x, draw_layer)
         else:
             x = draw_layer(at, x)
-        if i < build.n_stacked:
+        if at.is_odd and embedded.view_src is not None:
             x = like("add", x, view(embedded, *x.ne[:2], nb=embedded.nb))
     _draw_output(build, x, None if arch not in _LATE_OUTPUTS else out_ids, output=output)
 
@@ -133,6 +137,15 @@ def _embedded(build: Builder, host: int) -> Node:
     return x
 
 
+def odd_layers(model: ModelInfo) -> tuple[bool, ...]:
+    """Of each layer whether images enter at it, or it sees all where others have a window."""
+    numbers = range(model.n_layer)
+    if model.architecture == "gemma-embedding":
+        return tuple((i + 1) % _WINDOW_PERIOD == 0 for i in numbers)
+    stacked = stacked_layers(model)
+    return tuple(i < stacked for i in numbers)
+
+
 def stacked_layers(model: ModelInfo) -> int:
     """How many layers, from the first on, have a part of an image's embeddings added (qwen3vl)."""
     found = dict(model.metadata).get(f"{model.architecture}.n_deepstack_layers")
@@ -156,6 +169,9 @@ def _draw_output(build: Builder, x: Node, out_ids: Node | None, *, output: int) 
     )
     if norm is not None:
         x = like("mul", x, norm)
+    if not model.is_causal:
+        _draw_pooling(build, x)
+        return
     x.is_output = True  # before rows are picked: the seed of a nextn head
     if out_ids is not None and not early:
         x = get_rows(x, out_ids)
@@ -283,13 +299,19 @@ def _attention(build: Builder, at: Placed, x: Node, positions: Node) -> Node:
         return _gated_attention(build, at, x, positions)
     head = layer.k_width // layer.n_head_kv
     v_head = layer.v_width // layer.n_head_kv
+    if build.batch_mask is not None:  # nothing is kept
+        k_weight = needed(build.weight(at, "attn_k.weight"), "attn_k")
+        head = v_head = k_weight.ne[1] // layer.n_head_kv
     q, k, v = _qkv(build, at, x, heads=((head, layer.n_head), (head, layer.n_head_kv),
                                         (v_head, layer.n_head_kv)))  # fmt: skip
     if arch not in _NO_ROPE:
         q, k = _roped(build, at, q, positions), _roped(build, at, k, positions, part="k")
     if arch in _SCALED_Q:
         q = like("scale", q)
-    x = build.attend(at, q, k, v, sinks=build.weight(at, "attn_sinks.weight"))
+    if build.batch_mask is not None:
+        x = build.attend_batch(q, k, v, build.batch_mask)
+    else:
+        x = build.attend(at, q, k, v, sinks=build.weight(at, "attn_sinks.weight"))
     return build.biased(at, "attn_output", build.linear(at, "attn_output", x))
 
 
@@ -394,13 +416,17 @@ def _draw_encoder(build: Builder, layers: Sequence[Placed], *, host: int) -> Non
     if (table := _end(model, "position_embd.weight", host)) is not None:
         x = like("add", get_rows(table, positions), x)
     x = build.norm(layers[0], "token_embd_norm", x, op="norm")
-    mask = leaf_input(n, n, size=F16 if build.shape.flash_attn else F32)
+    mask = _batch_mask(build)
     out_ids = build.ids(build.n_outputs)
     for i, at in enumerate(layers):
         x = _encoder_layer(build, at, x, positions, mask, out_ids if i == len(layers) - 1 else None)
     x.is_output = True
     build.expand(x)
     _draw_pooling(build, x)
+
+
+def _batch_mask(build: Builder) -> Node:
+    return leaf_input(build.n, build.n, size=F16 if build.shape.flash_attn else F32)
 
 
 def _encoder_layer(

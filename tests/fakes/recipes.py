@@ -33,9 +33,10 @@ _NORMED = (
     "hunyuan-dense",
     "hunyuan-moe",
     "dots1",
+    "gemma-embedding",
 )
 _WHOLE_NORMS = ("olmo2", "olmoe", "minimax-m2")
-_POST_NORMS = ("gemma2", "gemma3", "glm4", "olmo2", "exaone4")
+_POST_NORMS = ("gemma-embedding", "gemma2", "gemma3", "glm4", "olmo2", "exaone4")
 _NO_PRE_NORMS = ("olmo2", "exaone4")
 _SCORED = (
     "nemotron_h_moe",
@@ -420,7 +421,9 @@ def _t5(facts: Facts) -> Named:
 
 
 _BLOCKS: dict[str, Callable[[Facts, int], Named]] = {
-    **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3"), _llama),
+    **dict.fromkeys(
+        ("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "gemma-embedding"), _llama
+    ),
     **dict.fromkeys((*DENSE, *MIXTURES), _llama),
     "gpt-oss": _gpt_oss,
     "deepseek2": _deepseek2,

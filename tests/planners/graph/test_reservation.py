@@ -403,3 +403,20 @@ def test_images_that_enter_several_layers_take_room_until_the_last_of_them() -> 
     assert after[HOST] - before[HOST] == pytest.approx(3 * part_bytes, rel=0.1)
     assert after[REMOTE] - before[REMOTE] >= 3 * part_bytes
     assert after[GPU] == pytest.approx(before[GPU], rel=0.1)
+
+
+@pytest.mark.parametrize("n_layer", [7, 25])
+def test_an_encoder_with_windows_has_two_masks_and_no_logits(n_layer: int) -> None:
+    numbers = {**MODELS["windows-6"].numbers, "attention.causal": False, "pooling_type": 1}
+    model = replace(
+        MODELS["windows-6"], architecture="gemma-embedding", numbers=numbers, n_layer=n_layer,
+        n_vocab=32000,
+    )  # fmt: skip
+    info = info_of(model)
+    shape = replace(SHAPE, n_parallel=1, split=((GPU, n_layer + 1),), embedding=True)
+
+    found = reserved(info, shape)
+
+    tokens, mask = SHAPE.n_ubatch, 2 * SHAPE.n_ubatch**2
+    assert found[HOST] == pytest.approx(2 * mask + 2 * 4 * info.n_embd * tokens, rel=0.02)
+    assert found[GPU] < 4 * info.n_vocab * tokens
