@@ -12,8 +12,9 @@ from itertools import pairwise
 from planners.compute import n_outputs, n_tokens
 from planners.fallback import can_scan, host_weights, is_remote
 from planners.graph.allocation import ENDLESS, most_bytes, reserved_bytes
-from planners.graph.architectures import DELTA_NETS, KNOWN, draw, odd_layers
+from planners.graph.architectures import draw, odd_layers
 from planners.graph.blocks import Builder, Placed
+from planners.graph.families import DELTA_NETS, KNOWN
 from planners.graph.outline import MOST_DRAWN_WHOLE, outline
 from planners.graph.reorder import reordered
 from planners.graph.schedule import Backends, Split, ordered, split
