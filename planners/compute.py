@@ -61,7 +61,7 @@ def _inputs_bytes(model: ModelInfo, shape: LaunchShape, n: int) -> int:
     """Masks, and without flash attention the rows' indices: one of each per cache."""
     kinds = {layer.kind: layer for layer in model.layers}
     mask = _MASK_BYTES[shape.flash_attn]
-    if not model.is_causal:
+    if model.is_encoder:
         return n * n * mask
     total = 0
     for kind in (LayerKind.FULL, LayerKind.SWA):
@@ -104,7 +104,7 @@ def _ffn_bytes(model: ModelInfo, layer: LayerInfo, n: int) -> int:
         active = _rows(layer.n_ff * model.n_expert_used, n)
         return max(3 * active, _rows(model.n_embd * model.n_expert_used, n) + active)
     rows = 3 if layer.has_gate else 2
-    if not model.is_causal:
+    if model.is_encoder:
         rows = rows if layer.has_gate else _ENCODER_FFN_ROWS
     return rows * _rows(layer.n_ff, n)
 
@@ -112,11 +112,11 @@ def _ffn_bytes(model: ModelInfo, layer: LayerInfo, n: int) -> int:
 def _attention_bytes(model: ModelInfo, layer: LayerInfo, shape: LaunchShape, n: int) -> int:
     q, embeddings = _rows(layer.q_width, n), _rows(model.n_embd, n)
     if not shape.flash_attn:
-        n_kv = kv_cells(model, layer, shape) if model.is_causal else n
+        n_kv = n if model.is_encoder else kv_cells(model, layer, shape)
         latent = q if layer.k_width and not layer.v_width else 0
         return embeddings + q + _rows(layer.n_head * n_kv, n) + latent
     kv = 2 * _rows(layer.k_width, n) + _rows(layer.v_width, n)
-    if model.architecture == "gemma3" or not model.is_causal:
+    if model.architecture == "gemma3" or model.is_encoder:
         kv = 0
     return 2 * embeddings + (4 if layer.has_qk_norm else 3) * q + kv
 

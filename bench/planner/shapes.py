@@ -65,6 +65,8 @@ def random_model(rng: Random, kind: str, *, name: str) -> TinyModel:
     numbers = rms | _KINDS[kind](rng, n_embd, n_layer)
     if kind == "deepseek2" and "attention.q_lora_rank" not in numbers:
         n_layer, n_embd = _DEEP, min(n_embd, 256)
+    if kind in ("llama", "qwen2", "qwen3", "gemma3") and rng.random() < 0.15:
+        numbers |= {"attention.causal": False, "pooling_type": rng.choice((1, 3))}
     is_encoder = architecture in ENCODERS
     return TinyModel(
         name=name,
@@ -413,7 +415,7 @@ def _sized(rng: Random, model: TinyModel) -> Iterator[str]:
         yield from ("-ub", str(batch))
     if rng.random() < 0.3:
         yield from ("-b", str(rng.choice((32, 64, 256, 512, 4096))))
-    if is_encoder or rng.random() < 0.08:
+    if not model.numbers.get("attention.causal", True) or rng.random() < 0.08:
         yield "--embedding"
 
 

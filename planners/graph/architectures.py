@@ -57,7 +57,7 @@ def _draw_decoder(build: Builder, layers: Sequence[Placed], *, output: int, host
     def draw_layer(at: Placed, x: Node) -> Node:
         return _layer(build, at, x, positions, ids, None)
 
-    masks = [] if build.model.is_causal else [batch_mask(build) for _ in range(2)]
+    masks = [batch_mask(build) for _ in range(2)] if build.model.is_encoder else []
     is_copied = ids is None or arch in DELTA_NETS
     repeats = Repeats(build.graph, shared=ids or ()) if is_copied else None
     for i, at in enumerate(layers):

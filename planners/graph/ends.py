@@ -53,13 +53,14 @@ def draw_output(build: Builder, x: Node, out_ids: Node | None, *, output: int) -
     norm = end(model, "output_norm.weight", output) or end(model, "token_embd_norm.weight", output)
     if norm is not None:
         x = like("mul", x, norm)
-    if not model.is_causal:
+    if model.is_encoder:
         draw_pooling(build, x)
         return
     x.is_output = True  # before rows are picked: the seed of a nextn head
     if out_ids is not None and not early:
         x = get_rows(x, out_ids)
         x.is_output = True
+    normed = x
     table = end(model, "output.weight", output) or end(model, "token_embd.weight", output)
     if not (build.shape.embedding and model.architecture == "lfm2"):
         x = mul_mat(needed(table, "output"), x)
@@ -70,6 +71,8 @@ def draw_output(build: Builder, x: Node, out_ids: Node | None, *, output: int) -
                 x = like(op, x)
         x.is_output = True
     build.expand(x)
+    if model.pooling is not None:
+        draw_pooling(build, normed)
 
 
 def draw_pooling(build: Builder, x: Node) -> None:

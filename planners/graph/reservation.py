@@ -47,7 +47,7 @@ def is_known(model: ModelInfo) -> bool:
 def _is_plain(model: ModelInfo) -> bool:
     """A decoder whose every layer attends, whatever its name."""
     kinds = {layer.kind for layer in model.layers}
-    return model.is_causal and kinds <= {LayerKind.FULL, LayerKind.SWA}
+    return kinds <= {LayerKind.FULL, LayerKind.SWA}
 
 
 def compute_bytes(
@@ -286,7 +286,7 @@ def _chunk_bytes(sketch: _Sketch) -> Sequence[int]:
 def _backends(sketch: _Sketch) -> Backends:
     is_local, bindings = (*sketch.is_local, False), (*sketch.bindings, None)
     shape, is_vulkan = sketch.shape, sketch.shape.backend == VULKAN
-    has_cache = sketch.known.model.is_causal
+    has_cache = not sketch.known.model.is_encoder
     mixes_bf16 = has_cache and (shape.type_k == "bf16") != (shape.type_v == "bf16")
 
     def supports(backend: int, node: Node) -> bool:
