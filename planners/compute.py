@@ -5,6 +5,7 @@ matter: the widest stage decides. The stages were read from llama.cpp's graphs a
 launches of llama-server b10434.
 """
 
+from planners.graph.families import BERTS
 from planners.kv_cache import F32_BYTES, LaunchShape, kv_cells, padded
 from planners.model import LayerInfo, LayerKind, ModelInfo
 
@@ -61,8 +62,9 @@ def _inputs_bytes(model: ModelInfo, shape: LaunchShape, n: int) -> int:
     """Masks, and without flash attention the rows' indices: one of each per cache."""
     kinds = {layer.kind: layer for layer in model.layers}
     mask = _MASK_BYTES[shape.flash_attn]
-    if not model.is_causal:
-        return n * n * mask
+    if model.is_encoder:
+        has_windows = f"{model.architecture}.attention.sliding_window" in dict(model.metadata)
+        return n * n * mask * (2 if has_windows else 1)
     total = 0
     for kind in (LayerKind.FULL, LayerKind.SWA):
         if (layer := kinds.get(kind)) is None:
@@ -74,11 +76,11 @@ def _inputs_bytes(model: ModelInfo, shape: LaunchShape, n: int) -> int:
 
 
 def _peak_bytes(model: ModelInfo, shape: LaunchShape, n: int) -> int:
-    """The widest stage over all layers and the output, inputs apart."""
+    """The widest stage over all layers and the logits, inputs apart."""
     objects = dict(zip(map(id, model.layers), model.layers, strict=True))  # few, for equal layers
     kinds = {_kind(layer): layer for layer in objects.values()}
     stages = [stage for layer in kinds.values() for stage in _stages(model, layer, shape, n)]
-    if model.output_bytes:
+    if model.output_bytes and not model.is_encoder:
         logits = _rows(model.n_vocab, min(n, n_outputs(model, shape)))
         stages.append(_rows(model.n_embd, n) + logits)
     return max(stages, default=0)
@@ -104,19 +106,21 @@ def _ffn_bytes(model: ModelInfo, layer: LayerInfo, n: int) -> int:
         active = _rows(layer.n_ff * model.n_expert_used, n)
         return max(3 * active, _rows(model.n_embd * model.n_expert_used, n) + active)
     rows = 3 if layer.has_gate else 2
-    if not model.is_causal:
-        rows = rows if layer.has_gate else _ENCODER_FFN_ROWS
+    if model.is_encoder:  # those of today have their gate within ffn_up
+        is_plain = model.architecture in BERTS and not layer.has_gate
+        rows = _ENCODER_FFN_ROWS if is_plain else 3
     return rows * _rows(layer.n_ff, n)
 
 
 def _attention_bytes(model: ModelInfo, layer: LayerInfo, shape: LaunchShape, n: int) -> int:
     q, embeddings = _rows(layer.q_width, n), _rows(model.n_embd, n)
     if not shape.flash_attn:
-        n_kv = kv_cells(model, layer, shape) if model.is_causal else n
+        n_kv = n if model.is_encoder else kv_cells(model, layer, shape)
         latent = q if layer.k_width and not layer.v_width else 0
-        return embeddings + q + _rows(layer.n_head * n_kv, n) + latent
+        kv = 2 * q if model.is_encoder else 0  # in no cache
+        return embeddings + q + _rows(layer.n_head * n_kv, n) + latent + kv
     kv = 2 * _rows(layer.k_width, n) + _rows(layer.v_width, n)
-    if model.architecture == "gemma3" or not model.is_causal:
+    if model.architecture == "gemma3" or model.is_encoder:
         kv = 0
     return 2 * embeddings + (4 if layer.has_qk_norm else 3) * q + kv
 

@@ -137,6 +137,14 @@ class ModelInfo:
         return len(self.layers)
 
     @property
+    def is_encoder(self) -> bool:
+        """True where no layer keeps anything: a batch is read at once, and attends to itself.
+
+        A decoder whose file says that it is not causal keeps its KV cache.
+        """
+        return bool(self.layers) and all(layer.kind is LayerKind.NONE for layer in self.layers)
+
+    @property
     def is_embedding(self) -> bool:
         """True when the child must be launched with `--embedding`."""
         return not self.is_causal or self.pooling not in (None, "none")

@@ -16,7 +16,8 @@ from random import Random
 from typing import Any
 
 from bench.planner.engine import READY, launch, live_engine
-from bench.planner.shapes import ARCHITECTURES, random_flags, random_model
+from bench.planner.launches import random_flags
+from bench.planner.shapes import ARCHITECTURES, random_model
 from planners.backends import Engine
 from planners.buffers import BufferKind, parse_buffer_line
 from planners.ggml.layers import is_expert

@@ -15,7 +15,8 @@ from planners.gguf import model_info
 from planners.hardware import HOST, DeviceId
 from planners.kv_cache import LaunchShape
 from planners.model import ModelInfo
-from tests.fakes.recipes import KNOWN, Facts, is_f32, n_elements, tensors
+from tests.fakes.model_facts import Facts
+from tests.fakes.recipes import KNOWN, is_f32, n_elements, tensors
 
 ODD = (
     KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError, MemoryError,

@@ -82,7 +82,7 @@ def compared(row: Row, parts: Iterable[DeviceBytes]) -> Iterator[Error]:
 def kind_of(model: ModelInfo) -> str:
     """dense, SWA, MLA, MoE, recurrent, hybrid or encoder: the first that fits, rarest first."""
     kinds = {layer.kind for layer in model.layers}
-    if not model.is_causal:
+    if model.is_encoder:
         return "encoder"
     if LayerKind.RECURRENT in kinds:
         return "hybrid" if kinds & {LayerKind.FULL, LayerKind.SWA} else "recurrent"

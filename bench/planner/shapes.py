@@ -1,10 +1,10 @@
-"""Random configurations of llama-server: small models of twenty architectures, and their flags.
+"""Random small models of every architecture that is drawn.
 
 Seeded: the same numbers give the same models. Shapes are odd on purpose, but such as the engine's
 loaders accept.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 from planners.ggml.types import TENSOR_TYPES
@@ -17,12 +17,13 @@ ARCHITECTURES = (
     "qwen35moe", "bert", "nomic-bert",
 )  # fmt: skip
 """Kinds of model; "mixtral" is llama with experts."""
-OTHERS = (*DENSE, *MIXTURES, "lfm2moe", "nemotron_h_moe")
+ENCODERS = (*BERTS, "gemma-embedding")
+OTHERS = (*DENSE, *MIXTURES, "lfm2moe", "nemotron_h_moe", "gemma-embedding")
 """Kinds that the measured tables lack."""
 _DEEP = 27  # layers of the one deepseek2 that loads without a compressed query
 _MANY_LAYERS = (19, 26, 40, 61)  # of so many, some stand for all
 _TYPES = {name: number for number, kind in TENSOR_TYPES.items() for name in (kind.name,)}
-_TIED = ("command-r", "cohere2", "gemma", "gemma2", "gemma3")
+_TIED = ("command-r", "cohere2", "gemma", "gemma2", "gemma3", "gemma-embedding")
 _UNTIED = (
     "internlm2",
     "stablelm",
@@ -41,7 +42,6 @@ _MIXED = (
     "q8_0", "q4_0", "q5_1", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k", "iq4_nl", "iq4_xs", "iq3_s",
     "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_s", "iq1_m", "mxfp4", "bf16", "f16", "f32",
 )  # fmt: skip
-_CACHES = ("f16", "f16", "f16", "q8_0", "q8_0", "q4_0", "bf16", "f32", "q5_1", "iq4_nl")
 _PAIRS = {"key": "attention.key_length", "value": "attention.value_length"}
 
 Numbers = dict[str, Number]
@@ -64,7 +64,9 @@ def random_model(rng: Random, kind: str, *, name: str) -> TinyModel:
     numbers = rms | _KINDS[kind](rng, n_embd, n_layer)
     if kind == "deepseek2" and "attention.q_lora_rank" not in numbers:
         n_layer, n_embd = _DEEP, min(n_embd, 256)
-    is_encoder = architecture in BERTS
+    if kind in ("llama", "qwen2", "qwen3", "gemma3") and rng.random() < 0.15:
+        numbers |= {"attention.causal": False, "pooling_type": rng.choice((1, 3))}
+    is_encoder = architecture in ENCODERS
     return TinyModel(
         name=name,
         architecture=architecture,
@@ -142,6 +144,12 @@ def _gemma3(rng: Random, n_embd: int, n_layer: int) -> Numbers:
     if rng.random() < 0.3:
         told["attention.sliding_window_pattern"] = rng.choice((2, 3, 4))
     return told
+
+
+def _gemma_embedding(rng: Random, n_embd: int, n_layer: int) -> Numbers:
+    return _windowed(rng, n_embd, n_layer) | {
+        "attention.causal": False, "pooling_type": rng.choice((1, 1, 2, 3)),
+    }  # fmt: skip
 
 
 def _gpt_oss(rng: Random, n_embd: int, n_layer: int) -> Numbers:
@@ -358,69 +366,5 @@ _KINDS: dict[str, Callable[[Random, int, int], Numbers]] = {
     "jamba": _jamba, "granitehybrid": _granite_hybrid, "nemotron_h": _nemotron_h, "lfm2": _lfm2,
     "qwen3next": _qwen3next, "qwen35": _qwen35, "qwen35moe": _qwen35moe,
     **dict.fromkeys(BERTS, _encoder), **{kind: _other(kind) for kind in (*DENSE, *MIXTURES)},
-    "lfm2moe": _lfm2_moe, "nemotron_h_moe": _nemotron_moe,
+    "gemma-embedding": _gemma_embedding, "lfm2moe": _lfm2_moe, "nemotron_h_moe": _nemotron_moe,
 }  # fmt: skip
-
-
-def random_flags(rng: Random, model: TinyModel, servers: Sequence[str]) -> tuple[str, ...]:
-    """One launch of `model`, in the words of its command line."""
-    return (*_placed(rng, model, servers), *_sized(rng, model), *_cached(rng, model))
-
-
-def _placed(rng: Random, model: TinyModel, servers: Sequence[str]) -> Iterator[str]:
-    n_all = model.n_layer + 1
-    where = rng.choices(("full", "partial", "remote", "processor"), (4, 3, 3, 1))[0]
-    if where == "processor":
-        yield from ("--device", "none")
-        return
-    layers = rng.randint(0, n_all) if where == "partial" or rng.random() < 0.3 else 99
-    yield from ("-ngl", str(layers))
-    if where == "remote":
-        count = rng.randint(1, len(servers))
-        names = [f"RPC{i}" for i in range(count)]
-        is_alone = rng.random() < 0.3  # without this machine's device, its processor repacks
-        shares = [str(rng.choice((0, 1, 1, 2, 3))) for _ in range(count + (not is_alone))]
-        shares[rng.randrange(len(shares))] = "2"
-        yield from ("--rpc", ",".join(servers[:count]), "-ts", ",".join(shares))
-        if is_alone:
-            yield from ("--device", ",".join(names))
-    if any("expert_count" in key for key in model.numbers) and rng.random() < 0.4:
-        yield from (("-cmoe",) if rng.random() < 0.3 else ("-ncmoe", str(rng.randint(1, n_all))))
-    if rng.random() < 0.06:
-        yield from ("-ot", rng.choice(("ffn_down=CPU", r"blk\.[02]\.ffn_.*=CPU", "attn_k=CPU")))
-    if rng.random() < 0.1:
-        yield "-nkvo"
-    if rng.random() < 0.05:
-        yield "--no-op-offload"
-
-
-def _sized(rng: Random, model: TinyModel) -> Iterator[str]:
-    yield from ("-c", str(rng.choice((300, 512, 1024, 2048, 3000, 4096, 8192, 16384))))
-    slots = rng.choice((0, 1, 1, 2, 3, 4, 5, 8))
-    is_encoder = model.architecture in BERTS
-    if slots:
-        slots = rng.choice((1, 2, 4)) if is_encoder else slots
-        yield from ("-np", str(slots), rng.choice(("--no-kv-unified", "--kv-unified")))
-    batch = rng.choice((0, 64, 128, 200, 512, 1024))
-    if batch and not (is_encoder and batch == 200):
-        yield from ("-ub", str(batch))
-    if rng.random() < 0.3:
-        yield from ("-b", str(rng.choice((32, 64, 256, 512, 4096))))
-    if is_encoder or rng.random() < 0.08:
-        yield "--embedding"
-
-
-def _cached(rng: Random, model: TinyModel) -> Iterator[str]:
-    flash = rng.choice(("on", "off", "off", "", ""))
-    if flash:
-        yield from ("-fa", flash)
-    if rng.random() < 0.4:
-        yield from ("-ctk", rng.choice(_CACHES))
-        plain = [name for name in _CACHES if name in ("f16", "bf16", "f32")]
-        yield from ("-ctv", rng.choice(plain if flash == "off" else _CACHES))
-    if "attention.sliding_window" in model.numbers and rng.random() < 0.2:
-        yield "--swa-full"
-    if rng.random() < 0.25:
-        yield "--no-mmap"
-    if rng.random() < 0.1:
-        yield "--no-repack"

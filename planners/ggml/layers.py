@@ -208,7 +208,7 @@ def _kinds(
 ) -> tuple[LayerKind, ...]:
     """The kind of every layer."""
     arch, n_layer = facts.architecture, len(heads)
-    if arch in ENCODERS or facts.scalar(f"{arch}.attention.causal") is False:
+    if arch in ENCODERS:
         return (LayerKind.NONE,) * n_layer
     if arch in _RECURRENT:
         return (LayerKind.RECURRENT,) * n_layer

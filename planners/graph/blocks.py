@@ -45,6 +45,8 @@ class Placed:
     """Weights that stay in host memory though the layer does not."""
     is_pinned: bool
     """Whether its norms are forced onto the layer's backend: only with all layers off the host."""
+    is_odd: bool = False
+    """Whether it is one of those that its architecture treats unlike the others of its shape."""
 
 
 @dataclass(slots=True)
@@ -73,10 +75,10 @@ class Builder:
     caches: dict[LayerKind, Cache] = field(default_factory=dict)
     is_fused: bool = True
     """Whether delta nets are one operation; not where a device computes for a layer of the host."""
-    n_stacked: int = 0
-    """Of how many layers what comes out has a part of an image's embeddings added."""
     norm_op: str = "rms_norm"
     """What normalises the stream: by its mean square, or ("norm") by mean and variance."""
+    batch_mask: Node | None = None
+    """What a layer sees of the batch, where there is no cache."""
     attention_scales: Node | None = None
     """An input of llama4's."""
     _named: dict[int, dict[str, WeightInfo]] = field(default_factory=dict)

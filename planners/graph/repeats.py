@@ -36,7 +36,7 @@ def _key(at: Placed) -> Hashable:
     """Equal for layers with the same graph but for the numbers of their backends."""
     lies_together = at.kv_backend == at.backend and not at.on_host
     place = None if lies_together else (at.backend == at.host, at.kv_backend == at.host)
-    return id(at.layer), at.on_host, at.is_pinned, place
+    return id(at.layer), at.on_host, at.is_pinned, at.is_odd, place
 
 
 def _moved(first: Placed, at: Placed) -> dict[int, int]:

@@ -7,12 +7,14 @@ same graph in the order in which it is drawn, and some reserve a little beside i
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 
 from planners.compute import n_outputs, n_tokens
 from planners.fallback import can_scan, host_weights, is_remote
 from planners.graph.allocation import ENDLESS, most_bytes, reserved_bytes
-from planners.graph.architectures import DELTA_NETS, KNOWN, draw, stacked_layers
+from planners.graph.architectures import draw, odd_layers
 from planners.graph.blocks import Builder, Placed
+from planners.graph.families import DELTA_NETS, KNOWN
 from planners.graph.outline import MOST_DRAWN_WHOLE, outline
 from planners.graph.reorder import reordered
 from planners.graph.schedule import Backends, Split, ordered, split
@@ -45,7 +47,7 @@ def is_known(model: ModelInfo) -> bool:
 def _is_plain(model: ModelInfo) -> bool:
     """A decoder whose every layer attends, whatever its name."""
     kinds = {layer.kind for layer in model.layers}
-    return model.is_causal and kinds <= {LayerKind.FULL, LayerKind.SWA}
+    return kinds <= {LayerKind.FULL, LayerKind.SWA}
 
 
 def compute_bytes(
@@ -89,10 +91,10 @@ def _drawn(
     all_devices = [device for device, _ in shape.split]
     limits = dict(shape.binding_limits)
     # Where kinds of layers take turns, what is free lies scattered, and no few stand for all.
+    odd = _odd(known)
     is_mixed = _has_turns(known) and not all(map(is_remote, all_devices))
+    kinds = [*zip(firsts, odd, strict=True)]
     most_whole = MOST_DRAWN if is_mixed else MOST_DRAWN_WHOLE
-    n_stacked = stacked_layers(model)
-    kinds = [(first, i < n_stacked) for i, first in enumerate(firsts)]
     part = outline(kinds, left, owners, devices=all_devices, limits=limits, most_whole=most_whole)
     if len(part.layers) > MOST_DRAWN:
         raise Undrawn(f"{len(part.layers)} layers differ")
@@ -106,11 +108,10 @@ def _drawn(
         shape=replace(
             shape, split=(), n_cpu_moe=0, on_host=(), binding_limits=(), host_tiles=False
         ),
-        layers=tuple((firsts[i], place[owners[i]], left[i]) for i in part.layers),
+        layers=tuple((firsts[i], place[owners[i]], left[i], odd[i]) for i in part.layers),
         is_local=tuple(not is_remote(device) for device in devices),
         bindings=tuple(limits.get(device) for device in devices),
         output=host if output_left else place[owners[-1]],
-        n_stacked=sum(i < n_stacked for i in part.layers),
         is_whole=is_whole,
         host_works=not is_whole or shape.kv_on_host or any(left) or bool(output_left),
     )
@@ -124,14 +125,13 @@ class _Sketch:
 
     known: _Known
     shape: LaunchShape
-    layers: tuple[tuple[int, int, frozenset[str]], ...]
-    """Each layer drawn: one like it, its backend, and its weights that stay in host memory."""
+    layers: tuple[tuple[int, int, frozenset[str], bool], ...]
+    """Each layer drawn: one like it, its backend, its weights that stay in host memory, and
+    whether it is odd."""
     is_local: tuple[bool, ...]
     bindings: tuple[int | None, ...]
     output: int
     """The output layer's backend."""
-    n_stacked: int
-    """So many of the first layers drawn have a part of an image's embeddings added."""
     is_whole: bool
     """Whether no layer lies on the host."""
     host_works: bool
@@ -185,7 +185,6 @@ def _drawing(sketch: _Sketch, *, n: int, n_outputs: int, is_fused: bool) -> Buil
         n_outputs=n_outputs,
         host=host,
         is_fused=is_fused,
-        n_stacked=sketch.n_stacked,
     )
     layers = [
         Placed(
@@ -195,8 +194,9 @@ def _drawing(sketch: _Sketch, *, n: int, n_outputs: int, is_fused: bool) -> Buil
             host=host,
             on_host=left,
             is_pinned=sketch.is_whole,
+            is_odd=is_odd,
         )
-        for i, backend, left in sketch.layers
+        for i, backend, left, is_odd in sketch.layers
     ]
     draw(build, layers, output=sketch.output, host=host)
     return build
@@ -222,7 +222,7 @@ def _fuses(sketch: _Sketch) -> bool:
     build = _drawing(sketch, n=n, n_outputs=n, is_fused=True)
     split(build.graph, _backends(sketch))
     fused = [node.backend for node in build.graph.nodes if node.op == "gated_delta_net"]
-    recurrent = [b for i, b, _ in sketch.layers
+    recurrent = [b for i, b, *_ in sketch.layers
                  if sketch.known.model.layers[i].kind is LayerKind.RECURRENT]  # fmt: skip
     return fused == recurrent
 
@@ -235,7 +235,13 @@ def _has_all_tensors(known: _Known) -> bool:
 
 @lru_cache(maxsize=_MODELS)
 def _has_turns(known: _Known) -> bool:
-    return len({layer.kind for layer in known.model.layers}) > 1
+    is_one_kind = len({layer.kind for layer in known.model.layers}) < 2
+    return not is_one_kind or sum(a != b for a, b in pairwise(_odd(known))) > 1
+
+
+@lru_cache(maxsize=_MODELS)
+def _odd(known: _Known) -> tuple[bool, ...]:
+    return odd_layers(known.model)
 
 
 @lru_cache(maxsize=_MODELS)
@@ -280,7 +286,7 @@ def _chunk_bytes(sketch: _Sketch) -> Sequence[int]:
 def _backends(sketch: _Sketch) -> Backends:
     is_local, bindings = (*sketch.is_local, False), (*sketch.bindings, None)
     shape, is_vulkan = sketch.shape, sketch.shape.backend == VULKAN
-    has_cache = sketch.known.model.is_causal
+    has_cache = not sketch.known.model.is_encoder
     mixes_bf16 = has_cache and (shape.type_k == "bf16") != (shape.type_v == "bf16")
 
     def supports(backend: int, node: Node) -> bool:
@@ -336,3 +342,4 @@ def forget() -> None:
     _firsts.cache_clear()
     _has_all_tensors.cache_clear()
     _has_turns.cache_clear()
+    _odd.cache_clear()

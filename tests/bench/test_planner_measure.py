@@ -5,10 +5,11 @@ from random import Random
 import pytest
 
 from bench.planner.engine import live_engine
+from bench.planner.launches import random_flags
 from bench.planner.measure import described, measured_rows, told
 from bench.planner.rows import Row, read_rows, rebuilt
 from bench.planner.scores import errors
-from bench.planner.shapes import ARCHITECTURES, random_flags, random_model
+from bench.planner.shapes import ARCHITECTURES, random_model
 from planners.gguf import parse_model
 from tests.fakes.tiny_models import write
 

@@ -5,10 +5,10 @@ measured models, whose rows keep metadata and sums. Names and shapes are those t
 loaders create (src/models/*.cpp, load_arch_tensors, b11434).
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from math import prod
-from typing import Any
+
+from tests.fakes.model_facts import Facts
 
 Shape = tuple[int, ...]
 Named = Iterator[tuple[str, Shape]]
@@ -33,9 +33,10 @@ _NORMED = (
     "hunyuan-dense",
     "hunyuan-moe",
     "dots1",
+    "gemma-embedding",
 )
 _WHOLE_NORMS = ("olmo2", "olmoe", "minimax-m2")
-_POST_NORMS = ("gemma2", "gemma3", "glm4", "olmo2", "exaone4")
+_POST_NORMS = ("gemma-embedding", "gemma2", "gemma3", "glm4", "olmo2", "exaone4")
 _NO_PRE_NORMS = ("olmo2", "exaone4")
 _SCORED = (
     "nemotron_h_moe",
@@ -46,46 +47,6 @@ _SCORED = (
     "lfm2moe",
 )  # experts with a bias to their scores
 _RANK = 4  # llama.cpp's number of that pooling type
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """Metadata of one model, by short keys."""
-
-    pairs: Mapping[str, Any]
-    n_vocab: int
-
-    @property
-    def architecture(self) -> str:
-        """`general.architecture`."""
-        return str(self.pairs["general.architecture"])
-
-    def get(self, key: str, default: int = 0) -> int:
-        """A number of the architecture's own namespace; the largest of an array."""
-        value = self.pairs.get(f"{self.architecture}.{key}", default)
-        return max(value) if isinstance(value, list | tuple) else int(value)
-
-    def at(self, key: str, layer: int) -> int:
-        """One layer's number."""
-        value = self.pairs.get(f"{self.architecture}.{key}", 0)
-        return int(value[layer]) if isinstance(value, list | tuple) else int(value)
-
-    @property
-    def n_embd(self) -> int:
-        """Width of the residual stream."""
-        return self.get("embedding_length")
-
-    @property
-    def n_layer(self) -> int:
-        """Repeating blocks."""
-        return self.get("block_count")
-
-    @property
-    def head_widths(self) -> tuple[int, int]:
-        """Of K and V."""
-        default = self.n_embd // max(self.get("attention.head_count"), 1)
-        key = self.get("attention.key_length", default)
-        return key, self.get("attention.value_length", default)
 
 
 def tensors(facts: Facts, *, is_tied: bool = True) -> list[tuple[str, Shape]]:
@@ -420,7 +381,9 @@ def _t5(facts: Facts) -> Named:
 
 
 _BLOCKS: dict[str, Callable[[Facts, int], Named]] = {
-    **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3"), _llama),
+    **dict.fromkeys(
+        ("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "gemma-embedding"), _llama
+    ),
     **dict.fromkeys((*DENSE, *MIXTURES), _llama),
     "gpt-oss": _gpt_oss,
     "deepseek2": _deepseek2,

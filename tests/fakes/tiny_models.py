@@ -18,7 +18,8 @@ from planners.ggml.types import TENSOR_TYPES
 from planners.gguf import model_info
 from planners.model import ModelInfo
 from tests.fakes.gguf_writer import pair
-from tests.fakes.recipes import BERTS, Facts, Shape, is_f32, n_elements, tensors
+from tests.fakes.model_facts import Facts
+from tests.fakes.recipes import BERTS, Shape, is_f32, n_elements, tensors
 
 Number = int | float | bool | Sequence[int]
 

@@ -11,6 +11,7 @@ from planners.compute import device_compute_bytes, host_compute_bytes
 from planners.hardware import HOST, DeviceId
 from planners.kv_cache import LaunchShape
 from tests.fakes.machines import LLAMA_8B
+from tests.fakes.tiny_models import Number, TinyModel, info_of
 
 TABLE = Path(__file__).parents[2] / "bench" / "data" / "planning_actuals.jsonl"
 SHAPE = LaunchShape(
@@ -53,3 +54,18 @@ def test_halving_the_ubatch_halves_the_compute_buffer() -> None:
     halved = device_compute_bytes(LLAMA_8B, replace(SHAPE, n_ubatch=256))
 
     assert halved == device_compute_bytes(LLAMA_8B, SHAPE) // 2
+
+
+def test_an_encoder_with_windows_has_two_masks_and_no_logits() -> None:
+    numbers: dict[str, Number] = {
+        "attention.head_count": 3, "feed_forward_length": 576, "attention.causal": False,
+        "pooling_type": 1,
+    }  # fmt: skip
+    alike = info_of(TinyModel("windows", "nomic-bert", 192, 7, numbers, n_vocab=4099))
+    window = ("modern-bert.attention.sliding_window", 128)
+    info = replace(alike, architecture="modern-bert", metadata=(*alike.metadata, window))
+    shape = replace(SHAPE, embedding=True, split=((DeviceId("gpu"), 8),))
+
+    # As b10434 reserved for a ModernBERT of that shape.
+    assert host_compute_bytes(info, shape) == pytest.approx(1_845_494, rel=0.01)
+    assert device_compute_bytes(info, shape) == pytest.approx(5_379_195, rel=0.01)

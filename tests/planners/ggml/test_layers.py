@@ -51,7 +51,7 @@ def found(arch: str, n_layer: int, **keys: Value) -> tuple[LayerInfo, ...]:
         ),
         pytest.param("qwen3next", 5, {}, [R, R, R, F, R], id="every fourth attends"),
         pytest.param("bert", 2, {}, [N, N], id="encoder"),
-        pytest.param("llama", 2, {"attention__causal": False}, [N, N], id="not causal"),
+        pytest.param("llama", 2, {"attention__causal": False}, [F, F], id="not causal"),
         pytest.param("gemma3n", 3, {"attention__shared_kv_layers": 1}, [F, F, N], id="shared KV"),
         pytest.param(
             "exaone4", 2, {"attention__sliding_window": 9, "block_count": 2}, [F, F], id="small"

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planners.graph.architectures import DELTA_NETS, draw
+from planners.graph.architectures import draw
 from planners.graph.blocks import Builder, Placed
+from planners.graph.families import DELTA_NETS
 from planners.graph.tensors import Graph, Node
 from planners.kv_cache import LaunchShape
 from planners.model import LayerInfo, LayerKind, ModelInfo

@@ -10,7 +10,7 @@ from planners.ggml.header import GgufArray, GgufError, GgufHeader, Tensor
 from planners.gguf import model_info
 from planners.graph.reservation import compute_bytes, forget, is_drawn
 from planners.hardware import HOST, DeviceId
-from planners.kv_cache import LaunchShape
+from planners.kv_cache import LaunchShape, kv_cache_bytes
 from planners.memory import layer_devices, predict
 from planners.model import LayerKind, ModelInfo
 from tests.fakes.machines import LLAMA_8B
@@ -403,3 +403,33 @@ def test_images_that_enter_several_layers_take_room_until_the_last_of_them() -> 
     assert after[HOST] - before[HOST] == pytest.approx(3 * part_bytes, rel=0.1)
     assert after[REMOTE] - before[REMOTE] >= 3 * part_bytes
     assert after[GPU] == pytest.approx(before[GPU], rel=0.1)
+
+
+def test_a_decoder_that_is_not_causal_keeps_its_cache_and_pools_beside_its_logits() -> None:
+    causal = replace(MODELS["dense"], n_vocab=32000)
+    pooled = {**causal.numbers, "attention.causal": False, "pooling_type": 1}
+    info, other = info_of(causal), info_of(replace(causal, numbers=pooled, name="pooled"))
+    shape = replace(SHAPE, split=((GPU, info.n_layer + 1),), embedding=True)
+
+    before, after = reserved(info, shape), reserved(other, shape)
+
+    assert kv_cache_bytes(other, shape) == kv_cache_bytes(info, shape)
+    assert after[HOST] == pytest.approx(before[HOST], rel=0.01)
+    assert before[GPU] < after[GPU] < 1.1 * before[GPU]
+
+
+@pytest.mark.parametrize("n_layer", [7, 25])
+def test_an_encoder_with_windows_has_two_masks_and_no_logits(n_layer: int) -> None:
+    numbers = {**MODELS["windows-6"].numbers, "attention.causal": False, "pooling_type": 1}
+    model = replace(
+        MODELS["windows-6"], architecture="gemma-embedding", numbers=numbers, n_layer=n_layer,
+        n_vocab=32000,
+    )  # fmt: skip
+    info = info_of(model)
+    shape = replace(SHAPE, n_parallel=1, split=((GPU, n_layer + 1),), embedding=True)
+
+    found = reserved(info, shape)
+
+    tokens, mask = SHAPE.n_ubatch, 2 * SHAPE.n_ubatch**2
+    assert found[HOST] == pytest.approx(2 * mask + 2 * 4 * info.n_embd * tokens, rel=0.02)
+    assert found[GPU] < 4 * info.n_vocab * tokens
