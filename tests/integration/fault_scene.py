@@ -298,6 +298,7 @@ class Stage:
         return self._scene
 
     def _is_cleared(self, scene: Scene) -> bool:
+        # One that was killed has been waited for: httpx leaks its socket where nobody listens.
         if scene.daemon.process.poll() is not None:
             return False
         try:

@@ -358,6 +358,7 @@ def test_no_child_outlives_a_killed_daemon(scene: Scene, state: State) -> None:
     caller, child = scene.into(state), scene.child()
 
     scene.daemon.process.kill()
+    scene.daemon.process.wait(WITHIN_S)
 
     until_gone(child, within_s=GONE_S)
     if caller is not None:
