@@ -8,7 +8,7 @@ import os
 import os.path
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from inferenceosd import config_keys as keys
@@ -25,7 +25,9 @@ from inferenceosd.platform_folders import (
     own_model_dir,
     runtime_folder,
     state_folder,
+    system_wide_file,
     this_platform,
+    unread_by_root,
 )
 from planners.callers import CallerRule, Callers, callers_of
 from planners.groups import Group
@@ -131,7 +133,12 @@ def read_config(
     platform = platform or this_platform()
     file = _config_file(options, environ, platform)
     text = None if file is None else _read_file(file)
-    return load_config(file=file, text=text, environ=environ, options=options, platform=platform)
+    config = load_config(file=file, text=text, environ=environ, options=options, platform=platform)
+    passed_over = unread_by_root(environ, platform)
+    if passed_over is None or passed_over == file or not os.path.exists(passed_over):
+        return config
+    warning = f"{passed_over} is not read: root's daemon reads {file or system_wide_file(platform)}"
+    return replace(config, warnings=(*config.warnings, warning))
 
 
 def _config_file(options: Options, environ: Mapping[str, str], platform: Platform) -> str | None:
