@@ -28,7 +28,7 @@ from proxy.exchange import Exchange, Framing
 from proxy.forward import Check, Hear, Order, ask, converse, relay_whole
 from proxy.native.meant import meant
 from proxy.native.whole import Whole
-from proxy.prompt.count import n_prompts_in
+from proxy.prompt.count import n_prompts_in, prompts_in
 from proxy.prompt.length import TOKENS, Infill, Prompt, bounding
 from proxy.pulse import Pulse
 from supervisor.lease import Lease
@@ -136,8 +136,7 @@ def _check(door: Door, asked: _Asked, model: ServedModel, n_prompts: int) -> Che
     """What holds each prompt to its request's num_ctx, each of several to what is loaded."""
     if asked.num_ctx is None and n_prompts == 1:
         return None  # the child itself refuses what is too long
-    told = msgspec.json.decode(asked.prompt) if asked.prompt != ABSENT else ""
-    prompts = [_prompt(one, _around(asked)) for one in (told if n_prompts > 1 else [told])]
+    prompts = [_prompt(one, _around(asked)) for one in prompts_in(asked.prompt)]
     name = asked.model or model.model_id
     return bounding(door, model, name, prompts, asked.num_ctx)
 
