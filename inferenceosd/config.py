@@ -44,6 +44,7 @@ from planners.settings import (
 from planners.sizes import MIB
 from proxy.admission.gate import Management
 from proxy.edge.crowd import CrowdLimits
+from supervisor.kept_file import open_at_once
 
 MAX_FILE_BYTES = MIB  # a thousand models fit in a tenth of it
 CHILD_SOCKET_BYTES = 36  # what a child's socket may add to the runtime folder's path
@@ -150,7 +151,7 @@ def _config_file(options: Options, environ: Mapping[str, str], platform: Platfor
 
 def _read_file(file: str) -> str:
     try:
-        with open(file, "rb", opener=_open_at_once) as stream:
+        with open(file, "rb", opener=open_at_once) as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise ConfigError("not a file", source=file)
             data = stream.read(MAX_FILE_BYTES + 1)
@@ -163,11 +164,6 @@ def _read_file(file: str) -> str:
     except UnicodeDecodeError as exc:
         line = data.count(b"\n", 0, exc.start) + 1
         raise ConfigError("not UTF-8", source=file, line=line) from exc
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Opens without waiting for a writer, which a named pipe would have us do."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def load_config(
