@@ -13,11 +13,12 @@ from proxy.child.chunks import ABSENT
 from proxy.door import Door
 from proxy.errors import NotCapable
 from proxy.exchange import Exchange
-from proxy.forward import Check, Order, converse, relay_whole
+from proxy.forward import Check, Order, converse
 from proxy.native.form import field
 from proxy.native.meant import meant
 from proxy.prompt.count import prompts_in
 from proxy.prompt.length import Prompt, bounding
+from proxy.relay import relay_whole
 
 
 class _Asked(msgspec.Struct):

@@ -20,12 +20,13 @@ from proxy.door import Door
 from proxy.engine_limits import EngineMembers
 from proxy.errors import BadRequest, PromptTooLong
 from proxy.exchange import Exchange
-from proxy.forward import Check, Hear, Order, converse, relay_stream, relay_whole
+from proxy.forward import Check, Hear, Order, converse
 from proxy.openai.assemble import STREAMED, assembled
 from proxy.openai.choices import MAX_CHOICES, RANDOM_SEED, Choices
 from proxy.prompt.count import n_prompts_in, prompts_in
 from proxy.prompt.length import Prompt, bounding, located
 from proxy.pulse import Pulse
+from proxy.relay import relay_stream, relay_whole
 from supervisor.lease import Lease
 
 
