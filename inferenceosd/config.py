@@ -8,7 +8,7 @@ import os
 import os.path
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from inferenceosd import config_keys as keys
@@ -25,7 +25,9 @@ from inferenceosd.platform_folders import (
     own_model_dir,
     runtime_folder,
     state_folder,
+    system_wide_file,
     this_platform,
+    unread_by_root,
 )
 from planners.callers import CallerRule, Callers, callers_of
 from planners.groups import Group
@@ -42,6 +44,7 @@ from planners.settings import (
 from planners.sizes import MIB
 from proxy.admission.gate import Management
 from proxy.edge.crowd import CrowdLimits
+from supervisor.kept_file import open_at_once
 
 MAX_FILE_BYTES = MIB  # a thousand models fit in a tenth of it
 CHILD_SOCKET_BYTES = 36  # what a child's socket may add to the runtime folder's path
@@ -131,7 +134,12 @@ def read_config(
     platform = platform or this_platform()
     file = _config_file(options, environ, platform)
     text = None if file is None else _read_file(file)
-    return load_config(file=file, text=text, environ=environ, options=options, platform=platform)
+    config = load_config(file=file, text=text, environ=environ, options=options, platform=platform)
+    passed_over = unread_by_root(environ, platform)
+    if passed_over is None or passed_over == file or not os.path.exists(passed_over):
+        return config
+    warning = f"{passed_over} is not read: root's daemon reads {file or system_wide_file(platform)}"
+    return replace(config, warnings=(*config.warnings, warning))
 
 
 def _config_file(options: Options, environ: Mapping[str, str], platform: Platform) -> str | None:
@@ -143,7 +151,7 @@ def _config_file(options: Options, environ: Mapping[str, str], platform: Platfor
 
 def _read_file(file: str) -> str:
     try:
-        with open(file, "rb", opener=_open_at_once) as stream:
+        with open(file, "rb", opener=open_at_once) as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise ConfigError("not a file", source=file)
             data = stream.read(MAX_FILE_BYTES + 1)
@@ -156,11 +164,6 @@ def _read_file(file: str) -> str:
     except UnicodeDecodeError as exc:
         line = data.count(b"\n", 0, exc.start) + 1
         raise ConfigError("not UTF-8", source=file, line=line) from exc
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Opens without waiting for a writer, which a named pipe would have us do."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def load_config(

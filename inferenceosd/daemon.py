@@ -48,6 +48,7 @@ from inferenceosd.platform_folders import own_model_dir
 from inferenceosd.service_manager import ServiceManager
 from inferenceosd.state_lock import CannotLock, StateLocked, locked
 from inferenceosd.traces import open_traces
+from planners.settings import MAX_SLOTS
 from proxy.admin.service import ReloadRefused
 from proxy.app import PARTING_S, ROUTES, ASGIApp, build_app
 from proxy.child.upstream import UpstreamPools
@@ -71,7 +72,7 @@ SCAN_S = 2.0  # cadence of looking for new and changed model files: a sweep of s
 EDIT_S = 0.25  # between two edits of one spree
 EDITS_S = 2.0  # as long as a spree is waited for
 REMOVED_S = 5.0  # for leftovers to be gone: what is stuck in the kernel is not waited for
-CONNECTIONS_PER_CHILD = 256 + QUESTIONS  # a slot each (LLAMA_MAX_SEQ), and what takes none
+CONNECTIONS_PER_CHILD = MAX_SLOTS + QUESTIONS  # a slot each, and what takes none
 FOLLOWERS_S = 2.0  # for those who follow events to read the last ones
 MOST_STOPPING_S = 15.0  # of a child, once its drain is over
 YOUNG_OBJECTS = 5_000  # until the collector looks at them; Python's 700 are ten requests

@@ -178,11 +178,16 @@ def _lock(facts: Facts) -> Iterator[Check]:
 def _certificate(left_s: float) -> Check:
     remedy = "renew it; the daemon reads it again by itself"
     if left_s <= 0:
-        ago = format_duration(-left_s // 1)
-        return _fail("certificate", f"it ended {ago} ago: no client accepts it", remedy)
+        return _fail("certificate", f"it ended {_days(-left_s)} ago: no client accepts it", remedy)
     if left_s < SHORT_S:
-        return _warn("certificate", f"it ends in {format_duration(left_s // 1)}", remedy)
-    return _pass("certificate", f"it is good for {left_s // DAY_S:.0f} days")
+        return _warn("certificate", f"it ends in {_days(left_s)}", remedy)
+    return _pass("certificate", f"it is good for {_days(left_s)}")
+
+
+def _days(span_s: float) -> str:
+    """Whole days, or the hours and minutes of a shorter span."""
+    days = int(span_s // DAY_S)
+    return f"{days} days" if days > 1 else format_duration(span_s // 60 * 60)
 
 
 def _engines(facts: Facts) -> Iterator[Check]:

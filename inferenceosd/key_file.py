@@ -15,6 +15,7 @@ import msgspec
 
 from planners.sizes import MIB
 from proxy.admission.keys import ID_BYTES, SCOPES, SECRET_BYTES, ApiKey, Scope, digest_of, token_of
+from supervisor.kept_file import open_at_once
 
 MAX_FILE_BYTES = MIB
 MAX_KEYS = 1000
@@ -59,7 +60,7 @@ _DECODER = msgspec.json.Decoder(_Entries)
 def read_keys(path: str) -> tuple[ApiKey, ...] | None:
     """The keys in the file; None where there is none. Raises KeyFileRefused."""
     try:
-        with open(path, "rb", opener=_open_at_once) as stream:
+        with open(path, "rb", opener=open_at_once) as stream:
             _check(path, os.fstat(stream.fileno()))
             data = stream.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
@@ -93,11 +94,6 @@ def revoke_key(path: str, key_id: str) -> tuple[ApiKey, int]:
         left = tuple(key for key in keys if key is not gone)
         _write(path, left)
     return gone, len(left)
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Opens without waiting for a writer, which a named pipe would have us do."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _check(path: str, found: os.stat_result) -> None:

@@ -49,12 +49,23 @@ def this_platform() -> Platform:
 
 def config_candidates(environ: Mapping[str, str], platform: Platform) -> tuple[str, ...]:
     """Where a configuration file may lie, best first; the first that exists is read."""
-    system_wide = (
-        f"/Library/Application Support/{NAME}" if platform.system == "darwin" else f"/etc/{NAME}"
-    )
     told = _first(environ.get("CONFIGURATION_DIRECTORY"))
     users = None if platform.is_root else _user_folder("config", environ, platform)
-    return tuple(os.path.join(at, CONFIG_FILE) for at in (told, users, system_wide) if at)
+    own = (os.path.join(at, CONFIG_FILE) for at in (told, users) if at)
+    return (*own, system_wide_file(platform))
+
+
+def system_wide_file(platform: Platform) -> str:
+    """The configuration file of all users, and the only one of root."""
+    is_mac = platform.system == "darwin"
+    return f"{'/Library/Application Support' if is_mac else '/etc'}/{NAME}/{CONFIG_FILE}"
+
+
+def unread_by_root(environ: Mapping[str, str], platform: Platform) -> str | None:
+    """The file in root's home, where anybody else's is read; None for them."""
+    if not platform.is_root:
+        return None
+    return os.path.join(_user_folder("config", environ, platform), CONFIG_FILE)
 
 
 def state_folder(environ: Mapping[str, str], platform: Platform) -> str:

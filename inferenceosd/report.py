@@ -349,7 +349,8 @@ def _engines(status: StatusReport) -> str:
 
 
 def _broken(files: tuple[BrokenFile, ...]) -> str:
-    return table(("NOT OFFERED", "WHY"), [(file.path, file.reason) for file in files])
+    rows = [(file.path, ", ".join(file.names) or NOTHING, file.reason) for file in files]
+    return table(("NOT OFFERED", "NAMES", "WHY"), rows)
 
 
 def _size(size_bytes: int | None) -> str:

@@ -5,6 +5,8 @@ import ssl
 import stat
 from datetime import UTC, datetime
 
+from supervisor.kept_file import open_at_once
+
 MAX_PEM_BYTES = 1 << 20
 PROTOCOLS = ["http/1.1"]
 _TAG_VERSION = 0xA0
@@ -105,15 +107,10 @@ def _check_key(path: str) -> None:
         raise TlsRefused(path, f"its mode is {mode:04o}, so that others reach it; chmod 600 it")
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    """Opens without waiting for a writer, which a named pipe would have us do."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
 def _text_and_mode(path: str) -> tuple[str, int]:
     """A file's characters and permissions. Raises TlsRefused."""
     try:
-        with open(path, "rb", opener=_open_at_once) as stream:
+        with open(path, "rb", opener=open_at_once) as stream:
             mode = os.fstat(stream.fileno()).st_mode
             if not stat.S_ISREG(mode):
                 raise TlsRefused(path, "it is no file")

@@ -5,7 +5,7 @@ outside the table is a bug.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -87,9 +87,15 @@ class UnknownModel(BadRequest):
     status = 404
     code = "model_not_found"
 
-    def __init__(self, name: str, message: str | None = None) -> None:
-        self.name = name
-        super().__init__(message or f"model '{name}' not found", param="model")
+    def __init__(
+        self, name: str, message: str | None = None, *, near: Sequence[str] = (), hint: str = ""
+    ) -> None:
+        """`near`: names that may be meant; `hint`: what to do where there are none, as a clause."""
+        self.name, self.near = name, near
+        said = message or f"model '{name}' not found"
+        meant = " or ".join(f"'{each}'" for each in near)
+        told = f"did you mean {meant}?" if near else hint
+        super().__init__(f"{said}; {told}" if told else said, param="model")
 
 
 class UnusableModel(BadRequest):

@@ -31,8 +31,6 @@ Headers = Sequence[tuple[bytes, bytes]]
 JSON = b"application/json; charset=utf-8"
 TEXT = b"text/plain; charset=utf-8"
 TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")  # W3C trace context
-
-
 _PRIORITIES = {priority.value.encode(): priority for priority in Priority}
 
 
@@ -164,11 +162,11 @@ class Exchange:
     async def body(self, *, limit_bytes: int) -> bytes:
         """The whole request body. Raises BodyTooLarge, CallerLeft."""
         whole = self.to_caller.whole_body()
-        if whole is not None and len(whole) <= limit_bytes:
-            return whole
-        if whole is not None:
+        if whole is None:
+            return await read_body(self.to_caller.receive, self.headers, limit_bytes=limit_bytes)
+        if len(whole) > limit_bytes:
             raise BodyTooLarge(limit_bytes=limit_bytes)
-        return await read_body(self.to_caller.receive, self.headers, limit_bytes=limit_bytes)
+        return whole
 
     def attended(self, pulse: Pulse | None = None) -> "Attended":
         """A block cut short with CallerLeft when the caller closes; the body was read before.

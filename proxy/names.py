@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 
 from planners.model import BrokenFile, ServedModel, folded
+from planners.near_names import near_names
 from planners.purposes import for_embeddings
 from proxy.door import Door
 from proxy.errors import BadRequest, CloudModel, NotCapable, UnknownModel, UnusableModel
@@ -40,7 +41,7 @@ def served(door: Door, exchange: Exchange, name: str, *, unknown: str | None = N
         if (error := unusable(name, door.service.broken())) is not None:
             raise error
         _check(name)
-        raise UnknownModel(name, unknown)
+        raise UnknownModel(name, unknown, near=_near(name, door.service.models()))
     exchange.model = found.model_id
     return found
 
@@ -80,6 +81,10 @@ def unusable(name: str, broken: Iterable[BrokenFile]) -> UnusableModel | None:
         if any(folded(own) == wanted for own in file.names):
             return UnusableModel(name, file.reason)
     return None
+
+
+def _near(name: str, models: Iterable[ServedModel]) -> tuple[str, ...]:
+    return near_names(name, (own for model in models for own in (model.model_id, *model.aliases)))
 
 
 def _check(name: str) -> None:

@@ -20,9 +20,7 @@ from supervisor.log_tail import LogTail
 
 OnLine = Callable[[str], None]
 KILLED_S = 5.0  # from SIGKILL to reaped: only a process stuck in the kernel takes longer
-SPAWN_DESCRIPTORS = (
-    12  # three socket pairs, a pipe for exec's error, and what threads open meanwhile
-)
+SPAWN_DESCRIPTORS = 12  # three socket pairs, a pipe for exec's error, and what threads open
 FLOOD_BYTES = 1 << 18  # read of one pipe at a time; a load at -lv 4 writes 40 KiB in all
 FLOOD_PAUSE_S = 0.05  # then the pipe fills, and the child waits, not everybody else
 LAST_WORDS_S = 0.2  # from its end to the end of its output, where a grandchild holds the pipes

@@ -14,7 +14,7 @@ MAX_BYTES = 16 << 20  # the largest of ours, the dry runs of every model, stay b
 
 def read_kept(path: Path, *, most_bytes: int = MAX_BYTES) -> bytes:
     """What the file holds. Raises OSError, also where it is no regular file, or longer."""
-    with open(path, "rb", opener=_open_at_once) as stream:
+    with open(path, "rb", opener=open_at_once) as stream:
         if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
         data = stream.read(most_bytes + 1)
@@ -32,6 +32,6 @@ def replace_kept(path: Path, data: bytes) -> None:
     fresh.replace(path)
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    """Opens without waiting for a writer, which a named pipe would have us do."""
+def open_at_once(path: str, flags: int) -> int:
+    """An opener that waits for no writer, which a named pipe would have us do."""
     return os.open(path, flags | os.O_NONBLOCK)

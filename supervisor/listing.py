@@ -119,7 +119,7 @@ class _Shelf:
         claimed = set()
         for rule, named in self._files.named:
             if isinstance(named, BrokenFile):
-                reason = f"model {rule.name}: {named.reason}"
+                reason = f"its file {named.path}: {named.reason}"
                 names = self._names(rule.name, rule)
                 self._broken.append(replace(named, reason=reason, names=names))
             else:

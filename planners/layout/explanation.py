@@ -49,7 +49,7 @@ def explained(
         _batch(info, shape, rates=rates, speed=speed),
         *filter(None, (threads,)),
         *_windows(info, shape),
-        _prompt_cache(cache, shape),
+        _prompt_cache(cache, shape, host=predicted[0]),
         _speed(shape, room=room, rates=rates, speed=speed),
     )
 
@@ -61,7 +61,7 @@ def _speed(shape: LaunchShape, *, room: Budgets, rates: Rates, speed: Speed) -> 
     many = "" if shape.n_parallel == 1 else f" over {shape.n_parallel} busy slots"
     text = (
         f"predicted: {_rate(speed.prompt_tokens_per_s)} of prompt and"
-        f" {_rate(speed.decode_tokens_per_s)} of decode{many}, by {by}"
+        f" {_rate(speed.decode_tokens_per_s)} of decode{many}, with the weights read at {by}"
     )
     return Reason(ReasonKind.SPEED, text)
 
@@ -278,11 +278,14 @@ def _windows(info: ModelInfo, shape: LaunchShape) -> Iterator[Reason]:
     yield Reason(ReasonKind.WINDOWS, text)
 
 
-def _prompt_cache(cache: PromptCache, shape: LaunchShape) -> Reason:
-    return Reason(ReasonKind.PROMPT_CACHE, _prompt_cache_text(cache, shape))
+def _prompt_cache(cache: PromptCache, shape: LaunchShape, *, host: DeviceBytes) -> Reason:
+    beside_bytes = host.overhead_bytes - cache.host_bytes
+    return Reason(
+        ReasonKind.PROMPT_CACHE, _prompt_cache_text(cache, shape, beside_bytes=beside_bytes)
+    )
 
 
-def _prompt_cache_text(cache: PromptCache, shape: LaunchShape) -> str:
+def _prompt_cache_text(cache: PromptCache, shape: LaunchShape, *, beside_bytes: int) -> str:
     if shape.embedding:
         return "no prompt cache: embeddings have no use for it"
     if not cache.host_bytes:
@@ -293,4 +296,7 @@ def _prompt_cache_text(cache: PromptCache, shape: LaunchShape) -> str:
     if cache.ctx_checkpoints:
         kinds.append(f"{cache.ctx_checkpoints} checkpoints a slot")
     most = format_size(cache.host_bytes)
-    return f"{' and '.join(kinds)}: {most} of host memory at most, while a prompt is saved"
+    return (
+        f"{' and '.join(kinds)}: {most} of host memory at most, while a prompt is saved;"
+        f" {format_size(beside_bytes)} of its OTHER memory is the process itself"
+    )

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from planners.hardware import HardwareProfile
+from planners.near_names import near_names
 from planners.profile_json import BadProfile, decode_profile
 from planners.settings import MAX_NUMBER, MAX_SLOTS
 from proxy import names
@@ -130,11 +131,18 @@ def _answering(service: AdminService, handler: Handler) -> Callable[[Request], A
         except asyncio.CancelledError:
             return _refusal(Stopping())  # not raised again: uvicorn logs what ends its task
         except UnknownModel as exc:
-            return _refusal(names.unusable(exc.name, service.models().broken) or exc)
+            return _refusal(_why_unknown(exc.name, service.models()))
         except (ProxyError, LeaseError) as exc:
             return _refusal(exc)
 
     return respond
+
+
+def _why_unknown(name: str, offered: ModelsReport) -> ProxyError:
+    known = (own for each in offered.models for own in (each.model, *each.aliases))
+    return names.unusable(name, offered.broken) or UnknownModel(
+        name, near=near_names(name, known), hint="inferenceosctl models lists what is offered"
+    )
 
 
 class _Stream(StreamingResponse):

@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
         if self._chunks and not (self._reader is not None and self._reader.is_slow):
             try:
                 take(self._arrived())
-            except Exception as exc:
+            except Exception as exc:  # not handled here: carried to whoever waits
                 self._spilt = exc
         if self._chunks or self.done or self.error is not None or self._spilt is not None:
             self._take = None

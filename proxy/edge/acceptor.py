@@ -7,7 +7,8 @@ the one it keeps for that, it tries again without a pause, on a whole core.
 import asyncio
 import errno
 from collections.abc import Callable
-from socket import socket
+from contextlib import ExitStack, suppress
+from socket import MSG_PEEK, SHUT_WR, socket
 from ssl import SSLContext
 
 import structlog
@@ -18,9 +19,11 @@ log = structlog.get_logger(__name__)
 
 BACKLOG = 2048  # uvicorn's; those wait in the kernel while there are no descriptors
 AT_ONCE = 64  # taken in before others have their turn
+READ_BYTES = 64 << 10  # of a plain request to a port of HTTPS; a longer one may be reset
 FULL_S = 0.25  # cadence of trying again
 
 _LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_HTTP_TO_TLS = b"plain HTTP was sent to a port of HTTPS: write https:// in the address\n"
 
 
 class Acceptor:
@@ -35,7 +38,10 @@ class Acceptor:
         handshake_s: float | None = None,
         greeted: Crowd | None = None,
     ) -> None:
-        """`greeted` bounds handshakes under way; who is past them is the protocol's to count."""
+        """`handshake_s`: for the first byte, and once more for the rest.
+
+        `greeted` bounds handshakes under way; who is past them is the protocol's to count.
+        """
         self._protocol, self._sock, self._greeted = protocol, sock, greeted
         self._tls, self._handshake_s = tls, handshake_s
         self._loop = asyncio.get_running_loop()
@@ -88,12 +94,27 @@ class Acceptor:
             caller.close()
 
     async def _connected(self, caller: socket) -> None:
-        try:
+        # OSError: it left again, was silent, or its handshake failed.
+        with ExitStack() as unwanted, suppress(OSError):
+            unwanted.enter_context(caller)
+            if self._tls is not None and await self._speaks_http(caller):
+                _tell_of_tls(caller)
+                return
             await self._loop.connect_accepted_socket(
                 self._protocol, caller, ssl=self._tls, ssl_handshake_timeout=self._handshake_s
             )
-        except OSError:  # it left again, or its handshake failed
-            caller.close()
+            unwanted.pop_all()
+
+    async def _speaks_http(self, caller: socket) -> bool:
+        """Whether the first byte is a method's. Raises OSError where none comes."""
+        came = asyncio.Event()
+        self._loop.add_reader(caller.fileno(), came.set)
+        try:
+            async with asyncio.timeout(self._handshake_s):
+                await came.wait()
+        finally:
+            self._loop.remove_reader(caller.fileno())
+        return caller.recv(1, MSG_PEEK).isalpha()
 
     def _pause(self, exc: OSError) -> None:
         if not self._is_full:
@@ -106,3 +127,13 @@ class Acceptor:
         self._again = None
         self._loop.add_reader(self._sock.fileno(), self._accept)
         self._accept()
+
+
+def _tell_of_tls(caller: socket) -> None:
+    """Answers in the clear. What of the request has come is read, or closing would reset it."""
+    caller.recv(READ_BYTES)
+    caller.send(
+        b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\n"
+        b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(_HTTP_TO_TLS), _HTTP_TO_TLS)
+    )
+    caller.shutdown(SHUT_WR)

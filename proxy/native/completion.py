@@ -8,29 +8,28 @@ from planners.usage import Usage
 from proxy import names
 from proxy.bodies import decoded
 from proxy.child.chunks import ABSENT
-from proxy.child.refusals import event_error, refusal
+from proxy.child.refusals import refusal
 from proxy.child.sse import (
-    ERROR_HEAD,
     IS_PROGRESS,
     KEEP_ALIVE,
     PROGRESS,
     EventReader,
     WholeEvents,
-    parted,
     without_progress,
 )
 from proxy.child.timings import usage_in, usage_sum
 from proxy.child.upstream import UpstreamResponse
 from proxy.door import Door
 from proxy.engine_limits import EngineMembers
-from proxy.errors import BadRequest, ChildFailed, StreamCut
+from proxy.errors import BadRequest, StreamCut
 from proxy.exchange import Exchange, Framing
-from proxy.forward import Check, Hear, Order, ask, converse, relay_whole
+from proxy.forward import Check, Hear, Order, ask, converse
 from proxy.native.meant import meant
 from proxy.native.whole import Whole
-from proxy.prompt.count import n_prompts_in
+from proxy.prompt.count import n_prompts_in, prompts_in
 from proxy.prompt.length import TOKENS, Infill, Prompt, bounding
 from proxy.pulse import Pulse
+from proxy.relay import put_until_error, relay_whole
 from supervisor.lease import Lease
 
 
@@ -136,8 +135,7 @@ def _check(door: Door, asked: _Asked, model: ServedModel, n_prompts: int) -> Che
     """What holds each prompt to its request's num_ctx, each of several to what is loaded."""
     if asked.num_ctx is None and n_prompts == 1:
         return None  # the child itself refuses what is too long
-    told = msgspec.json.decode(asked.prompt) if asked.prompt != ABSENT else ""
-    prompts = [_prompt(one, _around(asked)) for one in (told if n_prompts > 1 else [told])]
+    prompts = [_prompt(one, _around(asked)) for one in prompts_in(asked.prompt)]
     name = asked.model or model.model_id
     return bounding(door, model, name, prompts, asked.num_ctx)
 
@@ -184,7 +182,7 @@ async def _relayed(
     """Passes the stream as it comes, without progress unless asked for; it has no [DONE]."""
     if response.status != 200:
         raise await refusal(response, lease)
-    relayed = _Relayed(exchange, response.socket_path, shows_progress)
+    relayed = _Relayed(exchange, response.socket_path, shows_progress=shows_progress)
     await response.pour(relayed.take, exchange.to_caller)
     if relayed.n_ended < n_prompts:
         raise StreamCut(response.socket_path)
@@ -195,7 +193,7 @@ async def _relayed(
 class _Relayed:
     """What has been passed on of a stream of events."""
 
-    def __init__(self, exchange: Exchange, socket_path: str, shows_progress: bool) -> None:
+    def __init__(self, exchange: Exchange, socket_path: str, *, shows_progress: bool) -> None:
         self._exchange, self._shows_progress = exchange, shows_progress
         self._whole = WholeEvents(socket_path)
         self.n_ended = 0
@@ -207,15 +205,7 @@ class _Relayed:
         exchange, events = self._exchange, self._whole.take(arrived)
         if not self._shows_progress and (IS_PROGRESS in events or not exchange.delivered):
             events = without_progress(events)
-        if not events:
-            return
-        error = b""
-        if ERROR_HEAD in events:
-            events, error = parted(events)
-        if events:
-            self._put(events)
-        if error:
-            raise ChildFailed(event_error(error))
+        put_until_error(events, self._put)
 
     def _put(self, events: bytes) -> None:
         exchange = self._exchange

@@ -13,11 +13,12 @@ from proxy.child.chunks import ABSENT
 from proxy.door import Door
 from proxy.errors import NotCapable
 from proxy.exchange import Exchange
-from proxy.forward import Check, Order, converse, relay_whole
+from proxy.forward import Check, Order, converse
 from proxy.native.form import field
 from proxy.native.meant import meant
-from proxy.prompt.count import n_prompts_in
+from proxy.prompt.count import prompts_in
 from proxy.prompt.length import Prompt, bounding
+from proxy.relay import relay_whole
 
 
 class _Asked(msgspec.Struct):
@@ -55,9 +56,7 @@ async def embedding(door: Door, exchange: Exchange) -> None:
     model = names.embedder(meant(door, exchange, asked.model))
     check = None
     if asked.num_ctx is not None:  # else the child itself refuses what is too long
-        n_inputs = n_prompts_in(asked.told)
-        told = msgspec.json.decode(asked.told) if asked.told != ABSENT else ""
-        prompts = [Prompt.of({"prompt": one}) for one in (told if n_inputs > 1 else [told])]
+        prompts = [Prompt.of({"prompt": one}) for one in prompts_in(asked.told)]
         check = bounding(door, model, asked.model or model.model_id, prompts, asked.num_ctx)
     await _passed(door, exchange, Order(b"/embedding", body), asked, model, check)
 

@@ -1,6 +1,5 @@
 """OpenAI's routes: the child's own dialect, so requests and streams pass; the model is chosen."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,12 +20,13 @@ from proxy.door import Door
 from proxy.engine_limits import EngineMembers
 from proxy.errors import BadRequest, PromptTooLong
 from proxy.exchange import Exchange
-from proxy.forward import Check, Hear, Order, converse, relay_stream, relay_whole
+from proxy.forward import Check, Hear, Order, converse
 from proxy.openai.assemble import STREAMED, assembled
 from proxy.openai.choices import MAX_CHOICES, RANDOM_SEED, Choices
-from proxy.prompt.count import n_prompts_in
+from proxy.prompt.count import n_prompts_in, prompts_in
 from proxy.prompt.length import Prompt, bounding, located
 from proxy.pulse import Pulse
+from proxy.relay import relay_stream, relay_whole
 from supervisor.lease import Lease
 
 
@@ -113,15 +113,12 @@ def _embedding_check(door: Door, asked: _Asked, model: ServedModel) -> Check | N
     """What holds each text, or array of token ids, to its request's num_ctx."""
     if asked.num_ctx is None:
         return None  # the child itself refuses what is too long
-    n_inputs = n_prompts_in(asked.input)
-    told = _decoded(asked.input)
     name = asked.model or model.model_id
-    prompts = _prompts(told if n_inputs > 1 else [told])
-    return bounding(door, model, name, prompts, asked.num_ctx)
+    return bounding(door, model, name, _prompts(asked.input), asked.num_ctx)
 
 
-def _prompts(told: Sequence[object]) -> list[Prompt]:
-    return [Prompt.of({"prompt": each}) for each in told]
+def _prompts(told: msgspec.Raw) -> list[Prompt]:
+    return [Prompt.of({"prompt": each}) for each in prompts_in(told)]
 
 
 async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
@@ -166,8 +163,7 @@ def _check(
     if asked.num_ctx is None and n_prompts == 1:
         return None  # the child itself refuses what is too long
     name = asked.model or model.model_id
-    told = _decoded(asked.prompt)
-    prompts = [chat] if chat is not None else _prompts(told if n_prompts > 1 else [told])
+    prompts = [chat] if chat is not None else _prompts(asked.prompt)
     return bounding(door, model, name, prompts, asked.num_ctx)
 
 

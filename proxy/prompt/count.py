@@ -1,9 +1,10 @@
-"""How many prompts a completion's body holds: the child reads each of them into one slot."""
+"""The prompts that a completion's body holds: the child reads each of them into one slot."""
 
 import re
 
 import msgspec
 
+from proxy.child.chunks import ABSENT
 from proxy.errors import BadRequest
 
 MAX_PROMPTS = 256
@@ -27,3 +28,12 @@ def n_prompts_in(told: msgspec.Raw) -> int:
         reason = f"prompt must hold at most {MAX_PROMPTS} prompts, not {n_prompts}"
         raise BadRequest(reason, param="prompt")
     return n_prompts
+
+
+def prompts_in(told: msgspec.Raw) -> list[object]:
+    """Each prompt that the child reads in `told`, decoded; one empty text where nothing is told.
+
+    Raises BadRequest as `n_prompts_in`.
+    """
+    value = msgspec.json.decode(told) if told != ABSENT else ""
+    return value if n_prompts_in(told) > 1 else [value]

@@ -405,6 +405,24 @@ def test_a_file_is_found_in_the_users_folder_and_read(tmp_path: Path) -> None:
     assert config.model_dirs == (str(file.parent / "gguf"),)
 
 
+def test_a_file_in_roots_home_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    root = Platform(system="linux", is_root=True, home=str(tmp_path), cwd="/")
+    mine = tmp_path / ".config/inferenceosd/config.toml"
+    read = tmp_path / "etc/config.toml"
+    for file in (mine, read):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    environ = {"CONFIGURATION_DIRECTORY": str(read.parent)}
+
+    passed_over = read_config(Options(), environ=environ, platform=root)
+    told = read_config(Options(config=str(mine)), environ=environ, platform=root)
+    mine.unlink()
+    gone = read_config(Options(), environ=environ, platform=root)
+
+    assert passed_over.warnings == (f"{mine} is not read: root's daemon reads {read}",)
+    assert (told.warnings, gone.warnings) == ((), ())
+
+
 def test_a_file_that_was_asked_for_and_is_missing_is_an_error(tmp_path: Path) -> None:
     missing = str(tmp_path / "none.toml")
 

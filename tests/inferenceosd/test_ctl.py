@@ -31,6 +31,7 @@ from tests.fakes.admin_service import (
     admin_socket,
 )
 
+NOT_FOUND = "not found; inferenceosctl models lists what is offered"
 PROGRAM = Path(sys.executable).with_name("inferenceosctl")
 
 
@@ -167,6 +168,12 @@ def test_a_failed_model_is_forgiven(served: Path, service: OneModelService) -> N
     assert (result.exit_code, result.output) == (0, "qwen is tried anew by its next request\n")
 
 
+def test_a_name_like_one_on_offer_is_told_that_one(served: Path) -> None:
+    assert ctl(served, "load", "qwe").stderr == (
+        "inferenceosctl: model 'qwe' not found; did you mean 'qwen'?\n"
+    )
+
+
 def test_events_are_narrowed_to_a_model_and_a_span(served: Path, service: OneModelService) -> None:
     ctl(served, "events", "--model", "qwen", "--since", "1h30m", "--limit", "1")
 
@@ -180,7 +187,7 @@ def test_what_the_daemon_refuses_is_a_sentence_and_status_1(
 
     unknown, wrong = ctl(served, "load", "gpt"), ctl(served, "reload")
 
-    assert (unknown.exit_code, unknown.stderr) == (1, "inferenceosctl: model 'gpt' not found\n")
+    assert (unknown.exit_code, unknown.stderr) == (1, f"inferenceosctl: model 'gpt' {NOT_FOUND}\n")
     assert (wrong.exit_code, wrong.stderr) == (1, f"inferenceosctl: {service.config_mistake}\n")
 
 
@@ -249,7 +256,7 @@ def test_every_command_has_help_worth_reading() -> None:
 def test_a_name_with_odd_characters_reaches_the_daemon_as_it_is(served: Path) -> None:
     result = ctl(served, "logs", "a/b c&tail=1#ü%")
 
-    assert result.stderr == "inferenceosctl: model 'a/b c&tail=1#ü%' not found\n"
+    assert result.stderr == f"inferenceosctl: model 'a/b c&tail=1#ü%' {NOT_FOUND}\n"
 
 
 @pytest.fixture
@@ -275,9 +282,9 @@ def run(path: Path, *arguments: str | bytes, stdout: int = subprocess.PIPE) -> t
         (("events", "--model", b"\xff"), "'\\udcff' is no model: it is no UTF-8"),
         (("load", "x" * 100_000), "no model has a name of 100000 bytes; the longest have 2048"),
         (("logs", "x" * 100_000), "no model has a name of 100000 bytes; the longest have 2048"),
-        (("logs", "x" * 2048), f"model '{'x' * 2048}' not found"),
-        (("logs", "ü" * 1024), f"model '{'ü' * 1024}' not found"),
-        (("load", "a\nb\x1b[31m"), "model 'a\\nb\\x1b[31m' not found"),
+        (("logs", "x" * 2048), f"model '{'x' * 2048}' {NOT_FOUND}"),
+        (("logs", "ü" * 1024), f"model '{'ü' * 1024}' {NOT_FOUND}"),
+        (("load", "a\nb\x1b[31m"), f"model 'a\\nb\\x1b[31m' {NOT_FOUND}"),
     ],
     ids=["bytes", "bytes in an option", "long", "long in an address", "longest", "ü", "control"],
 )

@@ -142,7 +142,11 @@ SILENT = replace(
         ),
         pytest.param(
             locked(keys=1, tls_expires_at=NOW + 3 * 24 * 3600), Verdict.WARN, "certificate",
-            "it ends in 72h", "renew", id="a certificate that ends soon",
+            "it ends in 3 days", "renew", id="a certificate that ends soon",
+        ),
+        pytest.param(
+            locked(keys=1, tls_expires_at=NOW + 119 * 60), Verdict.WARN, "certificate",
+            "it ends in 1h59m", "renew", id="a certificate that ends today",
         ),
         pytest.param(
             replace(WELL, status=replace(STATUS, engines=(), broken=())),

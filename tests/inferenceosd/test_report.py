@@ -54,8 +54,8 @@ ENGINE  FROM    PATH                     VERSION
 vulkan  config  /opt/llama/llama-server  b11434
 -       path    /usr/bin/llama-server    refused: built for another CPU
 
-NOT OFFERED       WHY
-/models/lfs.gguf  a git-lfs pointer, not a model: run git lfs pull
+NOT OFFERED       NAMES  WHY
+/models/lfs.gguf  lfs    a git-lfs pointer, not a model: run git lfs pull
 
 note: NVML: library not found"""
 
@@ -168,8 +168,8 @@ qwen   qwen2   7.62B  Q4_K_M  4.4 GiB    32768  completion,tools  ready  default
 
 qwen: llama.rope.freq_base is missing: 10000 is assumed
 
-NOT OFFERED       WHY
-/models/lfs.gguf  a git-lfs pointer, not a model: run git lfs pull"""
+NOT OFFERED       NAMES  WHY
+/models/lfs.gguf  lfs    a git-lfs pointer, not a model: run git lfs pull"""
     )
 
 

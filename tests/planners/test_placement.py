@@ -15,14 +15,14 @@ from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfil
 from planners.kv_cache import LaunchShape
 from planners.layout.budget import budgets
 from planners.lessons import Learned
-from planners.memory import layer_devices, predict
+from planners.memory import host_overhead_bytes, layer_devices, predict
 from planners.model import LayerKind, ModelInfo, ServedModel, WeightInfo
 from planners.placement import plan_launch
 from planners.plan import DeviceBytes, InstanceId, LaunchPlan, Shortfall
 from planners.rates import rates
 from planners.reasons import Price, ReasonKind, Unit, unused
 from planners.settings import PlacementRules
-from planners.sizes import GIB, MIB
+from planners.sizes import GIB, MIB, format_size
 from planners.speed import PROMPT_WEIGHT, Speed, speed
 from tests.fakes.machines import (
     CPU,
@@ -357,6 +357,17 @@ def test_every_decision_has_a_reason_with_numbers() -> None:
         assert words in told
 
 
+def test_what_no_buffer_shows_is_taken_apart() -> None:
+    plan = planned(machine())
+    other_bytes = plan.predicted[0].overhead_bytes
+    process_bytes = host_overhead_bytes(served().info)
+
+    (told,) = (r.text for r in plan.reasons if r.kind is ReasonKind.PROMPT_CACHE)
+
+    assert f"{format_size(other_bytes - process_bytes)} of host memory at most" in told
+    assert f"{format_size(process_bytes)} of its OTHER memory is the process itself" in told
+
+
 MODELS = st.sampled_from([LLAMA_8B, MOE, WINDOWS, model_info(pooling="mean", n_ctx_train=2048)])
 CARD_GIB = st.floats(0.1, 48)
 
@@ -447,7 +458,7 @@ def test_a_plan_says_how_fast_it_will_be() -> None:
     assert on_card.predicted_decode_tokens_per_s is not None
     assert on_host.predicted_decode_tokens_per_s is not None
     assert on_card.predicted_decode_tokens_per_s > 3 * on_host.predicted_decode_tokens_per_s
-    assert "tokens/s of decode" in on_card.reasons[-1].text
+    assert "tokens/s of decode, with the weights read at" in on_card.reasons[-1].text
 
 
 def test_a_faster_card_is_taken_before_a_larger_one() -> None:

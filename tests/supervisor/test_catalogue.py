@@ -141,13 +141,14 @@ async def test_two_rules_may_serve_one_file(tmp_path: Path) -> None:
 
 
 async def test_a_rule_whose_file_is_missing_is_reported(tmp_path: Path) -> None:
-    rules = (rule("lost", tmp_path / "lost.gguf"), rule("unknown"))
+    lost = tmp_path / "lost.gguf"
+    rules = (rule("lost", lost), rule("unknown"))
 
     catalogue = await scanned(tmp_path, rules=rules)
 
     assert catalogue.models == {}
     assert reasons(catalogue) == {
-        "lost.gguf": "model lost: no such file or directory",
+        "lost.gguf": f"its file {lost}: no such file or directory",
         "unknown": "a rule without a file: none of that name is in the model folders",
     }
     assert catalogue.broken[-1].kind is BrokenKind.RULE

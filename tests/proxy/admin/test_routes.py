@@ -24,6 +24,8 @@ from tests.fakes.admin_service import (
     admin_socket,
 )
 
+NOT_FOUND = "not found; inferenceosctl models lists what is offered"
+
 
 @pytest.fixture
 def service() -> OneModelService:
@@ -98,7 +100,7 @@ def test_a_log_is_followed_line_by_line(client: httpx.Client, service: OneModelS
 def test_the_log_of_an_unknown_model_is_not_followed(client: httpx.Client) -> None:
     reply = client.get("/logs?follow=1&model=gpt")
 
-    assert (reply.status_code, reply.json()) == (404, {"error": "model 'gpt' not found"})
+    assert (reply.status_code, reply.json()) == (404, {"error": f"model 'gpt' {NOT_FOUND}"})
 
 
 def test_a_follower_who_leaves_ends_his_stream(
@@ -163,7 +165,7 @@ def test_an_unknown_model_is_not_found(
     reply = client.request(method, path, json=body)
 
     assert reply.status_code == 404
-    assert reply.json() == {"error": "model 'gpt' not found"}
+    assert reply.json() == {"error": f"model 'gpt' {NOT_FOUND}"}
 
 
 def test_a_model_that_cannot_be_served_says_why_and_when_to_ask_again(

@@ -122,9 +122,23 @@ async def test_a_pair_that_does_not_match_is_not_taken_and_the_old_one_is_served
     assert name == "old"
 
 
-@pytest.mark.parametrize(
-    "sent", [b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"\x16\x03\x01\xff\xff", b""]
-)
+async def test_plain_http_is_told_that_this_port_speaks_https(
+    idle: FleetOfOne, tmp_path: Path
+) -> None:
+    cert, key = certificate(tmp_path)
+    async with (
+        serving(idle, tls=TlsFiles(str(cert), str(key)).context) as at,
+        httpx.AsyncClient(trust_env=False, base_url=f"http://127.0.0.1:{at.port}") as client,
+    ):
+        reply = await client.get("/api/tags")
+        name = await shown(at, trusting(cert))
+
+    assert (reply.status_code, reply.headers["connection"]) == (400, "close")
+    assert "https://" in reply.text
+    assert name == "server"
+
+
+@pytest.mark.parametrize("sent", [b"\x00GET / HTTP/1.1\r\n", b"\x16\x03\x01\xff\xff", b""])
 async def test_who_speaks_no_tls_is_closed_and_others_are_served(
     idle: FleetOfOne, tmp_path: Path, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -65,6 +65,7 @@ async def test_show_tells_all_of_a_model(tmp_path: Path, key: str) -> None:
     [
         ({}, 400, "model is required"),
         ({"model": "nope"}, 404, "model 'nope:latest' not found"),
+        ({"model": "tin"}, 404, "model 'tin:latest' not found; did you mean 'tiny'?"),
         ({"model": "::"}, 400, "invalid model name"),
     ],
 )

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from proxy.errors import BadRequest
-from proxy.prompt.count import MAX_PROMPTS, n_prompts_in
+from proxy.prompt.count import MAX_PROMPTS, n_prompts_in, prompts_in
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,20 @@ from proxy.prompt.count import MAX_PROMPTS, n_prompts_in
 )
 def test_prompts_are_counted_as_the_child_reads_them(told: str, n_prompts: int) -> None:
     assert n_prompts_in(msgspec.Raw(told.encode())) == n_prompts
+
+
+@pytest.mark.parametrize(
+    ("told", "prompts"),
+    [
+        pytest.param('"a text"', ["a text"], id="a text"),
+        pytest.param("[1, 2, 3]", [[1, 2, 3]], id="token ids"),
+        pytest.param('["a", "b"]', ["a", "b"], id="two texts"),
+        pytest.param('["a"]', [["a"]], id="one text in an array"),
+        pytest.param("", [""], id="nothing"),
+    ],
+)
+def test_each_prompt_is_given_as_it_was_told(told: str, prompts: list[object]) -> None:
+    assert prompts_in(msgspec.Raw(told.encode())) == prompts
 
 
 def test_more_prompts_than_one_slot_is_to_read_are_refused_with_both_numbers() -> None:
