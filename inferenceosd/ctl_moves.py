@@ -101,6 +101,7 @@ def yield_memory(
     asked = {
         "device": device,
         "n_bytes": None if size == ALL else size,
+        "all": size == ALL,
         "for_s": for_s,
         "back": back,
     }

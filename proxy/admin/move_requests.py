@@ -1,6 +1,6 @@
 """What an operator asks to be moved, and what memory to be left to others."""
 
-from dataclasses import dataclass
+import msgspec
 
 from proxy.errors import BadRequest
 
@@ -10,8 +10,7 @@ MOST_BYTES = 1 << 50
 MOST_S = 10 * 365 * 24 * 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class MoveRequest:
+class MoveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is to change of a model that runs; None leaves it as it is."""
 
     model: str
@@ -36,14 +35,14 @@ class MoveRequest:
             raise BadRequest("say what is to change: layers, devices, a split, a context or slots")
 
 
-@dataclass(frozen=True, slots=True)
-class YieldRequest:
+class YieldRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Memory that others are to have."""
 
     device: str | None = None
     """None: where most of ours is."""
     n_bytes: int | None = None
-    """None: all of it."""
+    all: bool = False
+    """All that is there, in the place of a number."""
     for_s: float | None = None
     """None: until it is taken back."""
     back: bool = False
@@ -51,6 +50,8 @@ class YieldRequest:
 
     def check(self) -> None:
         """Raises BadRequest."""
+        if (self.n_bytes is not None, self.all, self.back).count(True) != 1:
+            raise BadRequest("say n_bytes, or all, or back", param="n_bytes")
         if self.n_bytes is not None and not 0 < self.n_bytes <= MOST_BYTES:
             raise BadRequest(f"n_bytes must be from 1 to {MOST_BYTES}", param="n_bytes")
         if self.for_s is not None and not 0 < self.for_s <= MOST_S:

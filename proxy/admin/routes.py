@@ -55,24 +55,24 @@ PARTING_S = 0.5  # for the last line of a stream
 MAX_PLAN_BYTES = 2 << 20  # and a recorded machine, whose every character may be escaped
 
 
-class _Forgotten(msgspec.Struct):
+class _Forgotten(msgspec.Struct, forbid_unknown_fields=True):
     model: str | None = None
     device: str | None = None
     all: bool = False
 
 
-class _Named(msgspec.Struct):
+class _Named(msgspec.Struct, forbid_unknown_fields=True):
     model: str
 
 
-class _PlanRequest(msgspec.Struct):
+class _PlanRequest(msgspec.Struct, forbid_unknown_fields=True):
     model: str
     context: int | None = None
     parallel: int | None = None
     hardware: str | None = None
 
 
-class _PlansRequest(msgspec.Struct):
+class _PlansRequest(msgspec.Struct, forbid_unknown_fields=True):
     models: list[str]
     context: int | None = None
     parallel: int | None = None

@@ -55,6 +55,25 @@ def test_every_value_comes_back_as_it_was_sent(client: httpx.Client) -> None:
     assert msgspec.json.decode(plan, type=PlanReport).plan == PLAN
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/yield", {"bytes": -1}),
+        ("/yield", {}),
+        ("/yield", {"n_bytes": 1, "all": True}),
+        ("/migrate", {"model": "qwen", "layer": 3}),
+        ("/load", {"model": "qwen", "contxt": 8192}),
+        ("/forget", {"every": True}),
+    ],
+)
+def test_an_order_that_says_too_little_or_another_word_is_not_guessed_at(
+    client: httpx.Client, path: str, body: dict[str, object]
+) -> None:
+    reply = client.post(path, json=body)
+
+    assert reply.status_code == 400, reply.text
+
+
 def test_orders_are_carried_out_and_answered(client: httpx.Client) -> None:
     asked = {"model": "qwen"}
 
