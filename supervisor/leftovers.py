@@ -53,14 +53,31 @@ def remove_leftovers(mark: str, *, within_s: float) -> tuple[Leftover, ...]:
 
     Blocks. Only to be called by who holds the state folder's lock.
     """
-    found = [process for process in psutil.process_iter() if _carries(process, mark)]
-    marked = {process.pid for process in found}
-    ours = [process for process in found if _leads_its_session(process, marked)]
-    removed = tuple(filter(None, map(_killed, ours)))
     until_s = time.monotonic() + within_s
-    while any(map(_is_alive, ours)) and time.monotonic() < until_s:
-        time.sleep(LOOK_S)
-    return removed
+    marked: set[int] = set()
+    removed: list[Leftover] = []
+    while ours := _next_ours(mark, marked):
+        removed += filter(None, map(_killed, ours))
+        while any(map(_is_alive, ours)) and time.monotonic() < until_s:
+            time.sleep(LOOK_S)
+        if time.monotonic() >= until_s:
+            break
+    return tuple(removed)
+
+
+def _next_ours(mark: str, marked: set[int]) -> list[psutil.Process]:
+    """What carries the mark and was not found before; `marked` takes all that was ever found.
+
+    Asked until there is nothing: a process in the midst of its exec has no environment for that
+    moment, and one that was just forked is in no list.
+    """
+    found = [
+        process
+        for process in psutil.process_iter()
+        if process.pid not in marked and _carries(process, mark)
+    ]
+    marked.update(process.pid for process in found)
+    return [process for process in found if _leads_its_session(process, marked)]
 
 
 def _carries(process: psutil.Process, mark: str) -> bool:

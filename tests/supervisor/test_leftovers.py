@@ -74,6 +74,16 @@ def test_what_a_leftover_started_goes_with_it(mark: str, start: Start) -> None:
     assert len(remove_leftovers(mark, within_s=5.0)) == 2
 
 
+def test_what_is_started_while_leftovers_are_removed_goes_as_well(mark: str, start: Start) -> None:
+    code = "import subprocess; print(flush=True)\nwhile True: subprocess.Popen(['sleep', '60'])"
+    pids = [start(mark=mark, code=code) for _ in range(4)]
+
+    remove_leftovers(mark, within_s=5.0)
+
+    assert all(map(is_gone, pids))
+    assert remove_leftovers(mark, within_s=5.0) == ()
+
+
 def test_the_same_program_started_by_somebody_else_is_left_alone(
     mark: str, tmp_path: Path, start: Start
 ) -> None:
