@@ -1,6 +1,7 @@
 """The prompts that a completion's body holds: the child reads each of them into one slot."""
 
 import re
+from typing import Any
 
 import msgspec
 
@@ -35,5 +36,5 @@ def prompts_in(told: msgspec.Raw) -> list[object]:
 
     Raises BadRequest as `n_prompts_in`.
     """
-    value = msgspec.json.decode(told) if told != ABSENT else ""
+    value: Any = msgspec.json.decode(told) if told != ABSENT else ""
     return value if n_prompts_in(told) > 1 else [value]
