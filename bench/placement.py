@@ -15,11 +15,11 @@ from time import process_time
 from planners.ggml.layers import MAX_LAYERS
 from planners.graph.reservation import forget
 from planners.hardware import HardwareProfile
+from planners.layout.outlook import Surroundings, outlook
+from planners.layout.together import plan_together
 from planners.model import LayerKind, ModelId, ModelInfo, ServedModel
-from planners.outlook import Surroundings, outlook
 from planners.placement import plan_launch
 from planners.sizes import GIB, MIB
-from planners.together import plan_together
 from tests.fakes.machines import (
     CPU,
     CUDA,

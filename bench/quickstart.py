@@ -9,7 +9,7 @@ import httpx
 import psutil
 
 from scripts.started_daemon import StartedDaemon, started_daemon
-from supervisor.quickstart import quickstart_model_dir
+from supervisor.engines.quickstart import quickstart_model_dir
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from time import perf_counter
 import httpx
 import msgspec
 
-from inferenceosd.config import Options, read_config
+from inferenceosd.settings.config import Options, read_config
 from planners.argv import child_argv, child_env
 from planners.backends import Engine
 from planners.hardware import HardwareProfile
@@ -31,12 +31,12 @@ from planners.model import ServedModel
 from planners.placement import plan_launch
 from planners.plan import LaunchPlan
 from planners.settings import PlacementRules
-from supervisor.backends import find_engines
-from supervisor.catalogue import Catalogue
-from supervisor.child import running
-from supervisor.llama import client_of, is_healthy
+from supervisor.children.child import running
+from supervisor.children.llama import client_of, is_healthy
+from supervisor.engines.backends import find_engines
+from supervisor.engines.quickstart import quickstart_model_dir
+from supervisor.models.catalogue import Catalogue
 from supervisor.probe import HardwareProbe
-from supervisor.quickstart import quickstart_model_dir
 
 THREADS = (1, 2, 4, 8, 16, 32)  # as far as the machine has cores
 UBATCHES = (64, 512)

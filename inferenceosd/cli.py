@@ -10,7 +10,7 @@ from inferenceosd.installation import strangers
 from inferenceosd.lean_imports import lean_imports
 
 if TYPE_CHECKING:
-    from inferenceosd.config import Config
+    from inferenceosd.settings.config import Config
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -102,8 +102,8 @@ def main(
         _fail(problem, EXIT_FAILED)
     # Late, for the check above: what these import may be somebody else's.
     with lean_imports():
-        from inferenceosd.config import Options, read_config
-        from inferenceosd.config_error import ConfigError
+        from inferenceosd.settings.config import Options, read_config
+        from inferenceosd.settings.error import ConfigError
 
     options = Options(
         config=config,
@@ -133,9 +133,9 @@ def main(
 
 def _check(settings: "Config") -> None:
     """Says whether a daemon would start with these settings."""
-    from inferenceosd.config_error import ConfigError
-    from inferenceosd.door_lock import check_lock
-    from inferenceosd.listening import is_local
+    from inferenceosd.door.listening import is_local
+    from inferenceosd.door.lock import check_lock
+    from inferenceosd.settings.error import ConfigError
 
     try:
         check_lock(settings, is_local=is_local(settings.listen))

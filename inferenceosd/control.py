@@ -14,21 +14,21 @@ from typing import TypeVar
 import structlog
 
 from inferenceosd import __version__
-from inferenceosd.config import Config
-from inferenceosd.config_changes import changed_settings, drained_models, needs_restart
-from inferenceosd.config_error import ConfigError
-from inferenceosd.door_lock import DoorLock, check_lock
+from inferenceosd.commands.recording import recorded_now
+from inferenceosd.door.listening import is_local
+from inferenceosd.door.lock import DoorLock, check_lock
 from inferenceosd.edits import until_written
-from inferenceosd.listening import is_local
 from inferenceosd.logs import configure_logging
-from inferenceosd.recording import recorded_now
+from inferenceosd.settings.changes import changed_settings, drained_models, needs_restart
+from inferenceosd.settings.config import Config
+from inferenceosd.settings.error import ConfigError
 from planners.backends import Engine, RejectedEngine
-from planners.by_hand import BadMove, ByHand
 from planners.hardware import HOST, DeviceId, HardwareProfile
+from planners.layout.outlook import Outlook, asking, grouped
 from planners.model import ModelId, ServedModel
-from planners.outlook import Outlook, asking, grouped
+from planners.moving.by_hand import BadMove, ByHand
+from planners.moving.relief import ours_bytes
 from planners.reconcile import NO_ENGINE, launch_key
-from planners.relief import ours_bytes
 from proxy.admin.models import ModelsReport, models_report
 from proxy.admin.move_reports import migration_report, move_report, yield_report
 from proxy.admin.move_requests import MoveRequest, YieldRequest
@@ -39,16 +39,16 @@ from proxy.admin.service import ReloadRefused
 from proxy.admin.status import DaemonReport, LockReport, StatusReport, status_report
 from proxy.errors import BadRequest, UnknownModel
 from proxy.telemetry.metrics import Metrics
-from supervisor.backends import find_engines
-from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired
+from supervisor.engines.backends import find_engines
 from supervisor.fleet import Fleet
-from supervisor.follower import Follower
-from supervisor.journal import Event
-from supervisor.journal_file import JournalUnreadable
-from supervisor.pressure_watch import NoSuchPlace, Yielded
+from supervisor.models.catalogue import Catalogue
+from supervisor.moving.pressure_watch import NoSuchPlace, Yielded
 from supervisor.probe import HardwareProbe
-from supervisor.records import Records
+from supervisor.records.follower import Follower
+from supervisor.records.journal import Event
+from supervisor.records.journal_file import JournalUnreadable
+from supervisor.records.kept import Records
 
 LOOK_S = 2.0  # cadence of looking whether keys or certificate changed
 SIGN_OF_LIFE_S = 5.0  # cadence of a stream on which nothing happens

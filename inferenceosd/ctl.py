@@ -13,17 +13,18 @@ from typing import Any, TextIO
 import click
 import msgspec
 
-from inferenceosd import __version__, report
-from inferenceosd.admin_client import EXIT_FAILED, WORK_S, Door, Query, fail
-from inferenceosd.config import Options, read_config
-from inferenceosd.config_error import ConfigError
-from inferenceosd.ctl_arguments import Duration, Name
-from inferenceosd.ctl_keys import key
-from inferenceosd.ctl_moves import migrate, yield_memory
-from inferenceosd.following import show_stream
+from inferenceosd import __version__
+from inferenceosd.commands import report
+from inferenceosd.commands.admin_client import EXIT_FAILED, WORK_S, Door, Query, fail
+from inferenceosd.commands.arguments import Duration, Name
+from inferenceosd.commands.following import show_stream
+from inferenceosd.commands.keys import key
+from inferenceosd.commands.moves import migrate, yield_memory
 from inferenceosd.lean_imports import lean_imports
 from inferenceosd.logs import quiet_logging
 from inferenceosd.platform_folders import runtime_folder, state_folder, this_platform
+from inferenceosd.settings.config import Options, read_config
+from inferenceosd.settings.error import ConfigError
 from planners.settings import MAX_NUMBER, MAX_SLOTS
 from proxy.admin.models import ModelsReport
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
@@ -172,8 +173,8 @@ def plan(
     Exit status 1 where one does not fit.
     """
     with lean_imports():  # late, here and below: half of our modules, which no other command needs
-        from inferenceosd.offline import is_path
-        from inferenceosd.plan_question import PlanQuestion, recorded_machine
+        from inferenceosd.commands.offline import is_path
+        from inferenceosd.commands.plan_question import PlanQuestion, recorded_machine
 
     machine = None if hardware is None else recorded_machine(hardware)
     by_path = {is_path(model) for model in models}
@@ -200,9 +201,9 @@ def profile(door: Door, record: TextIO | None, as_json: bool) -> None:
     Asks the daemon; without one it looks for itself, which takes some seconds more.
     """
     with lean_imports():
-        from inferenceosd.offline import profile_here
-        from inferenceosd.plan_question import found_here
-        from inferenceosd.profile_text import profile_text
+        from inferenceosd.commands.offline import profile_here
+        from inferenceosd.commands.plan_question import found_here
+        from inferenceosd.commands.profile_text import profile_text
         from planners.profile_json import decode_profile
 
     if door.is_open():
@@ -227,10 +228,10 @@ def doctor(door: Door, as_json: bool) -> None:
     Exit status 1 where something failed.
     """
     with lean_imports():
-        from inferenceosd.checkup import Told, facts_now
-        from inferenceosd.doctor import checks, has_failed
-        from inferenceosd.doctor_text import doctor_text
-        from inferenceosd.plan_question import found_here
+        from inferenceosd.commands.checkup import Told, facts_now
+        from inferenceosd.commands.doctor import checks, has_failed
+        from inferenceosd.commands.doctor_text import doctor_text
+        from inferenceosd.commands.plan_question import found_here
         from planners.profile_json import decode_profile
 
     told = None

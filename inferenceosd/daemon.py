@@ -21,20 +21,9 @@ import structlog
 import uvloop
 
 from inferenceosd import __version__
-from inferenceosd.config import Config
-from inferenceosd.config_error import ConfigError
 from inferenceosd.control import Control, Parts
 from inferenceosd.descriptors import TooFewDescriptors, claim_descriptors, granted
-from inferenceosd.door_lock import DoorLock
-from inferenceosd.front import Front
-from inferenceosd.ground import (
-    CannotUseFolder,
-    clear_ground,
-    keep_temporary_files_in,
-    private_folder,
-)
-from inferenceosd.lean_imports import lean_imports, settle
-from inferenceosd.listening import (
+from inferenceosd.door.listening import (
     CannotListen,
     address_of,
     are_local,
@@ -43,9 +32,20 @@ from inferenceosd.listening import (
     listen_on,
     listen_privately,
 )
+from inferenceosd.door.lock import DoorLock
+from inferenceosd.front import Front
+from inferenceosd.ground import (
+    CannotUseFolder,
+    clear_ground,
+    keep_temporary_files_in,
+    private_folder,
+)
+from inferenceosd.lean_imports import lean_imports, settle
 from inferenceosd.logs import configure_logging
 from inferenceosd.platform_folders import own_model_dir
 from inferenceosd.service_manager import ServiceManager
+from inferenceosd.settings.config import Config
+from inferenceosd.settings.error import ConfigError
 from inferenceosd.state_lock import CannotLock, StateLocked, locked
 from inferenceosd.traces import open_traces
 from planners.settings import MAX_SLOTS
@@ -57,16 +57,16 @@ from proxy.edge.crowd import Crowd
 from proxy.edge.protocol import Patience
 from proxy.edge.server import serve
 from proxy.telemetry.metrics import Metrics
-from supervisor.catalogue import Catalogue
+from supervisor.children.leftovers import mark_of, marked_children, remove_leftovers
 from supervisor.desired import Desired, Ground
 from supervisor.fleet import Fleet
-from supervisor.journal import Journal
-from supervisor.lease_book import QUESTIONS
-from supervisor.leftovers import mark_of, marked_children, remove_leftovers
+from supervisor.leases.lease_book import QUESTIONS
+from supervisor.models.catalogue import Catalogue
+from supervisor.moving.slots import remove_left_files
 from supervisor.probe import HardwareProbe
 from supervisor.race import found_first
-from supervisor.records import Records, open_records
-from supervisor.slots import remove_left_files
+from supervisor.records.journal import Journal
+from supervisor.records.kept import Records, open_records
 
 SCAN_S = 2.0  # cadence of looking for new and changed model files: a sweep of stat calls
 EDIT_S = 0.25  # between two edits of one spree

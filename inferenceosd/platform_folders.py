@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from inferenceosd.config_kinds import Folders
+from inferenceosd.settings.kinds import Folders
 
 NAME = "inferenceosd"
 CONFIG_FILE = "config.toml"

@@ -5,10 +5,10 @@ scripts/write_docs.py puts them into the pages; a test fails where a page is sta
 
 import click
 
-from inferenceosd import config_table_keys as table_keys
-from inferenceosd.config_file import AnyKey
-from inferenceosd.config_keys import KEYS
-from inferenceosd.environment import OLLAMA_VARIABLES, variable
+from inferenceosd.settings import table_keys
+from inferenceosd.settings.environment import OLLAMA_VARIABLES, variable
+from inferenceosd.settings.file import AnyKey
+from inferenceosd.settings.keys import KEYS
 
 WIDTH = 100
 

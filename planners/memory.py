@@ -1,22 +1,23 @@
 """Bytes that one launch takes on every device: weights, KV cache, recurrent state, buffers.
 
 Weights, KV, state and output buffers are exact. Compute buffers are, too, where the model's graph
-is drawn (planners.graph), and estimates elsewhere (planners.compute); both come with a margin, so
-that there is a point estimate and an upper bound. Checked against launches of llama-server b10434.
+is drawn (planners.graph), and estimates elsewhere (planners.graph.compute); both come with a
+margin, so that there is a point estimate and an upper bound. Checked against launches of
+llama-server b10434.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from planners.compute import MARGIN_SHARE, device_compute_bytes, host_compute_bytes, n_outputs
-from planners.fallback import host_weights, moved_bytes
+from planners.graph.compute import MARGIN_SHARE, device_compute_bytes, host_compute_bytes, n_outputs
+from planners.graph.fallback import host_weights, moved_bytes
+from planners.graph.kv_cache import F32_BYTES, LaunchShape, kept_bytes
+from planners.graph.repack import repacking_bytes
 from planners.graph.reservation import VULKAN, compute_bytes, is_known
 from planners.hardware import HOST, DeviceId
-from planners.kv_cache import F32_BYTES, LaunchShape, kept_bytes
 from planners.model import ModelInfo
 from planners.plan import DeviceBytes
-from planners.repack import repacking_bytes
 
 HOST_BASE_BYTES = 100 << 20  # a child's own memory; 61 to 72 MiB were measured
 HOST_BYTES_PER_TOKEN_TEXT = 512  # its copy of the vocabulary

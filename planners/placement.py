@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from planners.backends import Engine, preferred
-from planners.dry_runs import NO_DRY_RUNS, DryRuns
-from planners.fallback import fallbacks
+from planners.graph.fallback import fallbacks
+from planners.graph.repack import repacks
 from planners.hardware import DeviceId, HardwareProfile
 from planners.layout.asked import asked
 from planners.layout.budget import freed
 from planners.layout.dry_run_reasons import told_by_dry_runs
+from planners.layout.dry_runs import NO_DRY_RUNS, DryRuns
 from planners.layout.engine_choice import engine_reason
 from planners.layout.explanation import explained
 from planners.layout.measures import Drawings, Measures
@@ -30,14 +31,13 @@ from planners.layout.placed import Placed
 from planners.layout.prompt_cache import PromptCache, prompt_cache
 from planners.layout.search import Search
 from planners.layout.threads import n_threads, threads_reason
-from planners.learning import taught
-from planners.lessons import NOTHING_LEARNED, Learned, key_of
+from planners.lessons.learning import taught
+from planners.lessons.rates import rates
+from planners.lessons.samples import NOTHING_LEARNED, Learned, key_of
 from planners.memory import layer_devices
 from planners.model import ServedModel
 from planners.plan import DeviceBytes, LaunchPlan, Shortfall
-from planners.rates import rates
 from planners.reasons import Reason
-from planners.repack import repacks
 from planners.rpc import servers_of
 from planners.settings import PlacementRules
 from planners.sizes import format_size

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import NewType
 
-from planners.dry_runs import DryRunKey
 from planners.hardware import DeviceId
+from planners.layout.dry_runs import DryRunKey
 from planners.model import ModelId
 from planners.reasons import Reason
 from planners.sizes import format_size

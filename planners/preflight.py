@@ -14,11 +14,11 @@ from dataclasses import replace
 
 from planners.argv import child_argv
 from planners.backends import Engine
-from planners.buffers import BufferKind, BufferLine, measured
-from planners.dry_runs import Reserved, Told
 from planners.errors import PlanError
-from planners.fallback import is_remote
+from planners.graph.buffers import BufferKind, BufferLine, measured
+from planners.graph.fallback import is_remote
 from planners.hardware import HOST, DeviceId
+from planners.layout.dry_runs import Reserved, Told
 from planners.plan import DeviceBytes, LaunchPlan
 from planners.sizes import MIB
 

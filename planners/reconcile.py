@@ -13,16 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
 
-from planners.actions import Action, Refuse, Restart, Start, Stop, Yield
-from planners.contexts import regrown
 from planners.durations import format_duration
-from planners.groups import conflict
 from planners.hardware import HOST, DeviceId
-from planners.last_rung import has_just_died_of, least_plan, on_rungs, with_cause
-from planners.model import ModelId, ServedModel
-from planners.plan import LaunchPlan, Shortfall
-from planners.restart import tries_by_itself
-from planners.room import (
+from planners.instances.actions import Action, Refuse, Restart, Start, Stop, Yield
+from planners.instances.groups import conflict
+from planners.instances.last_rung import has_just_died_of, least_plan, on_rungs, with_cause
+from planners.instances.restart import tries_by_itself
+from planners.instances.room import (
     Departures,
     Waiting,
     claim_of,
@@ -34,9 +31,13 @@ from planners.room import (
     make_turn,
     planned,
 )
+from planners.instances.taken import Taken, taken
+from planners.model import ModelId, ServedModel
+from planners.plan import LaunchPlan, Shortfall
 from planners.settings import PlacementRules
-from planners.taken import Taken, taken
-from planners.turns import (
+from planners.view import RELEASING, InstanceState, Observed, View
+from planners.waiting.contexts import regrown
+from planners.waiting.turns import (
     evictable,
     is_pinned,
     may_wait_no_longer,
@@ -45,7 +46,6 @@ from planners.turns import (
     rival_that_stays,
     rivals,
 )
-from planners.view import RELEASING, InstanceState, Observed, View
 
 _NOBODYS_BYTES = 1 << 62  # promised of a device that nobody after may take room on
 
@@ -242,7 +242,7 @@ def _joint(
     due = _due(view, now_s=now_s)
     if not _may_start_together(view, due, alive=alive, leaving=leaving, now_s=now_s):
         return {}
-    from planners.together import plan_together  # late: see planners.placement
+    from planners.layout.together import plan_together  # late: see planners.placement
 
     answers = plan_together(
         due,

@@ -1,14 +1,14 @@
 """What the operator decided, as planners and the fleet read it.
 
-Made by inferenceosd.config, which alone holds defaults.
+Made by inferenceosd.settings.config, which alone holds defaults.
 """
 
 from dataclasses import dataclass, field
 from enum import Enum
 
-from planners.callers import Callers
-from planners.groups import Group
+from planners.instances.groups import Group
 from planners.model import ModelId, ModelSettings
+from planners.waiting.callers import Callers
 
 MAX_NUMBER = (1 << 31) - 1  # llama-server counts tokens in 32 bits
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ (llama.cpp src/llama-cparams.h)
@@ -90,11 +90,11 @@ class FleetSettings:
     """From SIGTERM to SIGKILL; at most 10, so that stopping ends within 15."""
     restart_window_s: float
     restart_limit: int
-    """Strikes within the window that open the breaker (planners.restart)."""
+    """Strikes within the window that open the breaker (planners.instances.restart)."""
     cooldown_s: float
     """How long the breaker stays open the first time."""
     hang_s: float
-    """A busy child may show no sign of work for this long (planners.progress)."""
+    """A busy child may show no sign of work for this long (planners.instances.progress)."""
     context_policy: ContextPolicy
     groups: tuple[Group, ...]
     """Which models may not run beside which."""

@@ -9,11 +9,11 @@ by two; they rank placements, and promise nothing.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planners.compute import n_tokens
+from planners.graph.compute import n_tokens
+from planners.graph.kv_cache import F32_BYTES, LaunchShape, cache_type
 from planners.hardware import HOST, DeviceId
-from planners.kv_cache import F32_BYTES, LaunchShape, cache_type
+from planners.lessons.rates import Rate, Rates
 from planners.model import LayerInfo, LayerKind, ModelInfo
-from planners.rates import Rate, Rates
 
 # Several tokens at once fill a processor's registers worse than a prompt does: 4 slots of a 135M
 # model decoded at six tenths of the prompt's rate, measured.

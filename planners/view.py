@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from planners.backends import Engine
-from planners.dry_runs import NO_DRY_RUNS, DryRuns
-from planners.exits import Cause
 from planners.hardware import DeviceId, HardwareProfile
-from planners.ladder import Rung
-from planners.lessons import NOTHING_LEARNED, Learned
-from planners.line import Priority
+from planners.instances.exits import Cause
+from planners.instances.ladder import Rung
+from planners.layout.dry_runs import NO_DRY_RUNS, DryRuns
+from planners.lessons.samples import NOTHING_LEARNED, Learned
 from planners.model import ModelId, ServedModel
 from planners.plan import DeviceBytes, InstanceId, LaunchPlan
 from planners.settings import FleetSettings, PlacementRules
+from planners.waiting.line import Priority
 
 
 class InstanceState(Enum):
@@ -74,7 +74,7 @@ class Observed:
     rung: Rung | None = None
     """What its next launch must do without, after the last one died; None while it is not down."""
     openings: int = 0
-    """Of its breaker, one after another with no answer between them (planners.restart)."""
+    """Of its breaker, one after another with no answer between them (instances.restart)."""
     ready_since_s: float | None = None
     """Monotonic; of one that is down, since when its last child was ready; None where it never was.
 

@@ -27,7 +27,7 @@ from proxy.request_id import request_id
 from proxy.responses import routes as responses
 from proxy.service import Service
 from proxy.telemetry.metrics import CALLER_LEFT_STATUS, CONTENT_TYPE, Metrics
-from supervisor.lease import Stopping
+from supervisor.leases.lease import Stopping
 
 log = structlog.get_logger(__name__)
 

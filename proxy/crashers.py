@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 from planners.durations import format_duration
 from proxy.errors import BadRequest
-from supervisor.lease import Lease
+from supervisor.leases.lease import Lease
 
 CRASHES = 2  # one may be chance
 REFUSED_S = 600.0  # after its last crash; an engine that was mended in place is found out by then

@@ -12,7 +12,7 @@ from enum import Enum
 import msgspec
 
 from planners.durations import BadDuration
-from supervisor.lease import LineFull, ModelUnavailable, Stopping, WaitTimedOut
+from supervisor.leases.lease import LineFull, ModelUnavailable, Stopping, WaitTimedOut
 
 
 class Dialect(Enum):

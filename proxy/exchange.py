@@ -13,15 +13,15 @@ from typing import Any
 
 import msgspec
 
-from planners.line import Priority
-from planners.usage import Usage
+from planners.lessons.usage import Usage
+from planners.waiting.line import Priority
 from proxy import errors
 from proxy.bodies import read_body
 from proxy.edge.cycle import CYCLE, Cycle
 from proxy.errors import Answer, BodyTooLarge, CallerLeft, Dialect
 from proxy.pulse import Beats, Pulse
 from proxy.request_id import HEADER as REQUEST_ID
-from supervisor.lease import Lease
+from supervisor.leases.lease import Lease
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]

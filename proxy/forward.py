@@ -20,8 +20,8 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from planners.migration import keeps_math
 from planners.model import ServedModel
+from planners.moving.migration import keeps_math
 from planners.view import InstanceState
 from proxy.bodies import Buffers, amended
 from proxy.child.refusals import refusal
@@ -33,7 +33,7 @@ from proxy.door import Door
 from proxy.engine_limits import check_body, check_text
 from proxy.errors import UpstreamBroken, UpstreamGone
 from proxy.exchange import Exchange
-from supervisor.lease import Lease
+from supervisor.leases.lease import Lease
 
 REPLY_BYTES = 256 << 20  # a whole reply is held in memory: embeddings of a large batch
 TRIES = 2  # a request that kills a second child would kill a third

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterable
 
+from planners.instances.purposes import for_embeddings
 from planners.model import BrokenFile, ServedModel, folded
 from planners.near_names import near_names
-from planners.purposes import for_embeddings
 from proxy.door import Door
 from proxy.errors import BadRequest, CloudModel, NotCapable, UnknownModel, UnusableModel
 from proxy.exchange import Exchange

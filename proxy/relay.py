@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from planners.usage import Usage
+from planners.lessons.usage import Usage
 from proxy.child.refusals import event_error, refusal
 from proxy.child.sse import DONE, ERROR_HEAD, IS_PROGRESS, WholeEvents, parted, without_progress
 from proxy.child.timings import usage_in, usage_sum, usages_in
@@ -10,7 +10,7 @@ from proxy.child.upstream import UpstreamResponse
 from proxy.errors import ChildFailed, StreamCut
 from proxy.exchange import Exchange, Framing
 from proxy.forward import REPLY_BYTES
-from supervisor.lease import Lease
+from supervisor.leases.lease import Lease
 
 
 async def relay_whole(exchange: Exchange, lease: Lease, response: UpstreamResponse) -> bytes:

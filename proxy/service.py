@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from planners.line import Priority
+from planners.lessons.usage import Usage
 from planners.model import BrokenFile, ModelId, ServedModel
-from planners.usage import Usage
 from planners.view import LineSeen, Observed
-from supervisor.lease import Lease
+from planners.waiting.line import Priority
+from supervisor.leases.lease import Lease
 
 
 class Service(Protocol):

@@ -17,7 +17,7 @@ import psutil
 
 from inferenceosd.platform_folders import state_folder, this_platform
 from scripts.started_daemon import DaemonTrouble, StartedDaemon, started_daemon
-from supervisor.quickstart import quickstart_model_dir
+from supervisor.engines.quickstart import quickstart_model_dir
 
 ANSWER_S = 60.0
 SKY = "Why is the sky blue? Answer in one sentence."

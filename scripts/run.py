@@ -9,9 +9,9 @@ import os
 import sys
 from pathlib import Path
 
-from inferenceosd.config import Options, read_config
-from inferenceosd.config_error import ConfigError
-from supervisor.quickstart import quickstart_model_dir
+from inferenceosd.settings.config import Options, read_config
+from inferenceosd.settings.error import ConfigError
+from supervisor.engines.quickstart import quickstart_model_dir
 
 
 def main() -> None:

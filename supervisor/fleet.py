@@ -14,35 +14,35 @@ from time import monotonic
 
 import structlog
 
-from planners.actions import Action, Allow, Departure, Refuse, Restart, Start, Stop, Yield
 from planners.backends import Engine
 from planners.hardware import HardwareProfile
-from planners.learning import learned_reasons
-from planners.line import Priority
+from planners.instances.actions import Action, Allow, Departure, Refuse, Restart, Start, Stop, Yield
+from planners.lessons.learning import learned_reasons
+from planners.lessons.usage import Usage
 from planners.model import BrokenFile, ModelId, ServedModel
 from planners.plan import InstanceId, LaunchPlan
 from planners.reconcile import launch_key
 from planners.settings import ContextPolicy
-from planners.usage import Usage
 from planners.view import LineSeen, Observed, View
-from supervisor.catalogue import Catalogue
-from supervisor.child_logs import ChildLog
+from planners.waiting.line import Priority
+from supervisor.children.child_logs import ChildLog
 from supervisor.desired import Desired, Ground
 from supervisor.instance import Instance, Shop, Trial
-from supervisor.kept_slots import KeptSlots
-from supervisor.lease import Lease, ModelUnavailable
-from supervisor.lease_book import LeaseBook
-from supervisor.leasing import Leasing
+from supervisor.leases.lease import Lease, ModelUnavailable
+from supervisor.leases.lease_book import LeaseBook
+from supervisor.leases.leasing import Leasing
 from supervisor.machine import FRESH_S, Machine
-from supervisor.moving import Moving
+from supervisor.models.catalogue import Catalogue
+from supervisor.moving.asking import Moving
+from supervisor.moving.kept_slots import KeptSlots
+from supervisor.moving.pressure_watch import PressureWatch, Watched
+from supervisor.moving.slots import SlotShelf
 from supervisor.planner import Planner
 from supervisor.preflight import PreflightCache, Preflights
-from supervisor.pressure_watch import PressureWatch, Watched
 from supervisor.probe import HardwareProbe
 from supervisor.prospects import Prospects
-from supervisor.records import Records
+from supervisor.records.kept import Records
 from supervisor.settling import SAMPLE_S
-from supervisor.slots import SlotShelf
 
 SLOT_FILES_BYTES = 8 << 30  # of all conversations on disk at once; the disk keeps its own part
 TICK_S = 1.0  # cadence of a look when nothing happens; what a lost event costs at most

@@ -14,29 +14,29 @@ from time import monotonic, time
 
 import structlog
 
-from planners.actions import Departure
 from planners.backends import Engine
 from planners.errors import PlanError
-from planners.exits import Cause, ExitKind, classify
 from planners.hardware import DeviceId
+from planners.instances.actions import Departure
+from planners.instances.exits import Cause, ExitKind, classify
+from planners.instances.progress import HangLimits, Hung, hang_limits
+from planners.instances.restart import Death, RestartRules
+from planners.lessons.usage import Usage
 from planners.model import ModelId
 from planners.plan import InstanceId, LaunchPlan
-from planners.progress import HangLimits, Hung, hang_limits
-from planners.restart import Death, RestartRules
 from planners.settings import FleetSettings
-from planners.usage import Usage
 from planners.view import InstanceState, Observed
-from supervisor.child import Child, ProgramMissing, SpawnFailed, Unreapable
-from supervisor.child_logs import ChildLog
-from supervisor.hang_watch import HangWatch
-from supervisor.journal import Journal
-from supervisor.kept_slots import KeptSlots
-from supervisor.launch import Launch
-from supervisor.launch_history import LaunchHistory
-from supervisor.lease_book import Heir, LeaseBook, Opening
-from supervisor.load_progress import LoadLimits
+from supervisor.children.child import Child, ProgramMissing, SpawnFailed, Unreapable
+from supervisor.children.child_logs import ChildLog
+from supervisor.children.hang_watch import HangWatch
+from supervisor.children.launch import Launch
+from supervisor.children.load_progress import LoadLimits
+from supervisor.children.setbacks import CAUSE_LINES, Setbacks
+from supervisor.leases.lease_book import Heir, LeaseBook, Opening
+from supervisor.moving.kept_slots import KeptSlots
 from supervisor.race import first, found_first
-from supervisor.setbacks import CAUSE_LINES, Setbacks
+from supervisor.records.journal import Journal
+from supervisor.records.launch_history import LaunchHistory
 
 TELLING_LINES = 200  # lines of log that are searched for a cause
 RATE_WEIGHT = 0.3  # of the newest exchange in the moving average of tokens/s

@@ -7,14 +7,14 @@ from time import monotonic
 import structlog
 
 from planners.hardware import DeviceId, HardwareProfile
+from planners.instances.room import room_beside
+from planners.moving.relief import limited
 from planners.plan import LaunchPlan
-from planners.relief import limited
-from planners.room import room_beside
 from planners.view import Observed
 from supervisor.errors import SupervisorError
-from supervisor.journal import Journal
-from supervisor.launch_history import LaunchHistory
 from supervisor.probe import HardwareProbe, HostUnread
+from supervisor.records.journal import Journal
+from supervisor.records.launch_history import LaunchHistory
 from supervisor.settling import MemoryWatch
 from supervisor.watch import DeviceWatch
 

@@ -14,17 +14,17 @@ from typing import Self, TypeVar
 
 import structlog
 
-from planners.actions import Action
 from planners.errors import PlanBug
 from planners.hardware import HardwareProfile
+from planners.instances.actions import Action
+from planners.instances.present import still_true
+from planners.layout.outlook import Outlook, Surroundings, outlook, outlooks
 from planners.model import ModelId, ServedModel
-from planners.outlook import Outlook, Surroundings, outlook, outlooks
-from planners.present import still_true
 from planners.reconcile import awaits_launch, launch_key, reconcile
 from planners.view import View
 from supervisor.errors import SupervisorError
-from supervisor.journal import Journal
-from supervisor.lease import Stopping
+from supervisor.leases.lease import Stopping
+from supervisor.records.journal import Journal
 
 T = TypeVar("T")
 
@@ -128,7 +128,7 @@ class Planner:
     async def outlook(
         self, served: ServedModel, hardware: HardwareProfile, around: Surroundings
     ) -> Outlook:
-        """As planners.outlook, one at a time. Raises PlanTookTooLong, Stopping, PlanError."""
+        """As planners.layout.outlook, in turn. Raises PlanTookTooLong, Stopping, PlanError."""
         think = partial(outlook, served, hardware, around)
         return await self._one_by_one(think, [served.model_id])
 

@@ -16,16 +16,16 @@ import structlog
 
 from planners.argv import child_env
 from planners.backends import Engine
-from planners.buffers import parse_buffer_line
-from planners.dry_runs import DryRunKey, DryRuns, PreflightFailed, Reserved, Told
 from planners.errors import PlanError
+from planners.graph.buffers import parse_buffer_line
 from planners.hardware import DeviceId
+from planners.layout.dry_runs import DryRunKey, DryRuns, PreflightFailed, Reserved, Told
 from planners.model import ModelId
 from planners.plan import LaunchPlan
 from planners.preflight import DryRun, preflight_argv
-from supervisor.child import Child, SpawnFailed, Unreapable, running
+from supervisor.children.child import Child, SpawnFailed, Unreapable, running
+from supervisor.engines.scratch import scratch_folder
 from supervisor.kept_file import read_kept, replace_kept
-from supervisor.scratch import scratch_folder
 
 PREFLIGHT_S = 20.0  # 0.1 to 1.8 s were measured; a cold driver takes some seconds
 MOST_REMEMBERED = 256

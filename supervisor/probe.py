@@ -12,7 +12,6 @@ from math import inf
 from pathlib import Path
 from time import monotonic
 
-from planners.absence import absences, remembered
 from planners.argv import child_env
 from planners.backends import Engine, EngineDevice
 from planners.hardware import (
@@ -25,6 +24,7 @@ from planners.hardware import (
     NoteKind,
     Storage,
 )
+from planners.instances.absence import absences, remembered
 from planners.settings import PlacementRules
 from supervisor.devices.amd import AmdSource
 from supervisor.devices.apple import AppleSource
@@ -46,9 +46,9 @@ from supervisor.devices.sighting import DeviceSource, Reading, Sighting
 from supervisor.devices.storage import StorageSource
 from supervisor.devices.visibility import hiding
 from supervisor.devices.wake import WakeSource
+from supervisor.engines.trial import list_devices
 from supervisor.errors import SupervisorError
 from supervisor.patience import NoAnswer, PatientReader
-from supervisor.trial import list_devices
 
 READ_S = 5.0  # NVML's first start wakes every card: seconds on a large machine
 LIST_S = 10.0

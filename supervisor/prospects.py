@@ -6,17 +6,17 @@ Beside what runs, what was learned here, and the contexts that callers made mode
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from planners.hardware import HardwareProfile
+from planners.instances.taken import taken
+from planners.instances.twins import Shared
 from planners.layout.budget import freed
+from planners.layout.other_machine import engines_there
+from planners.layout.outlook import Outlook, Surroundings
 from planners.model import ModelId, ServedModel
-from planners.other_machine import engines_there
-from planners.outlook import Outlook, Surroundings
-from planners.taken import taken
-from planners.twins import Shared
 from planners.view import InstanceState, Observed
 from supervisor.desired import Desired
-from supervisor.launch_history import LaunchHistory
 from supervisor.planner import Planner
 from supervisor.preflight import Preflights
+from supervisor.records.launch_history import LaunchHistory
 
 
 class Prospects:

@@ -1,10 +1,10 @@
-"""Watches memory come back after a stop. What the figures mean is planners.settling's."""
+"""Watches memory come back after a stop. What the figures mean is planners.instances.settling's."""
 
 from collections import deque
 
 from planners.hardware import DeviceId, HardwareProfile
-from planners.settling import SETTLE_S, Ended, Sample, free_bytes, settling
-from planners.taken import taken
+from planners.instances.settling import SETTLE_S, Ended, Sample, free_bytes, settling
+from planners.instances.taken import taken
 from planners.view import Observed
 
 SAMPLE_S = 0.1  # cadence while memory comes back; nearer samples would show no difference

@@ -11,8 +11,8 @@ from time import monotonic, time
 import structlog
 
 from planners.hardware import Device, DeviceId, DeviceKind, HardwareProfile
-from supervisor.journal import Journal
 from supervisor.probe import HardwareProbe
+from supervisor.records.journal import Journal
 from supervisor.suspend import SLEPT_S, suspended_s
 
 RELOOK_S = 60.0  # cadence of asking engines anew while a wanted device is missing

@@ -23,7 +23,7 @@ import httpx
 
 from bench.migration.streams import DIALECTS, PROMPTS, WITHIN_S, Dialect, Ended, called
 from scripts.started_daemon import StartedDaemon, started_daemon
-from supervisor.quickstart import quickstart_model_dir
+from supervisor.engines.quickstart import quickstart_model_dir
 from tests.fakes.rpc_servers import rpc_server
 
 SLOTS = 4

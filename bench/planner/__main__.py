@@ -14,8 +14,8 @@ import structlog
 from bench.planner.live import Live, handful
 from bench.planner.rows import ODD, Left, Row, read_rows
 from bench.planner.scores import Error, errors, report
-from planners.dry_runs import PreflightFailed
 from planners.graph.reservation import forget
+from planners.layout.dry_runs import PreflightFailed
 
 TABLE = Path(__file__).parents[1] / "data" / "planning_actuals.jsonl"
 SHAPES = TABLE.with_name("planning_shapes.jsonl")

@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 
 from planners.backends import Engine
-from supervisor.quickstart import packaged_engine
-from supervisor.tinymodel import tiny_model
-from supervisor.trial import has_tiles, parse_flags
+from supervisor.engines.quickstart import packaged_engine
+from supervisor.engines.tinymodel import tiny_model
+from supervisor.engines.trial import has_tiles, parse_flags
 from tests.fakes.rpc_servers import free_port
 
 MOST_S = 20.0  # a launch; a cold shader cache or a busy machine

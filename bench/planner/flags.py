@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from planners.fallback import SOFTWARE_BINDING_BYTES, is_remote
+from planners.graph.fallback import SOFTWARE_BINDING_BYTES, is_remote
+from planners.graph.kv_cache import CELL_STEP, LaunchShape, padded
 from planners.hardware import DeviceId
-from planners.kv_cache import CELL_STEP, LaunchShape, padded
 from planners.layout.partition import engine_blocks
 from planners.model import ModelInfo
 

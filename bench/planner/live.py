@@ -18,18 +18,18 @@ from bench.planner.rows import Reported, Row
 from bench.planner.scores import Error, compared
 from planners.argv import child_argv, child_env
 from planners.backends import Engine
-from planners.buffers import BufferKind, BufferLine, measured, parse_buffer_line
-from planners.dry_runs import PreflightFailed, Told
-from planners.fallback import SOFTWARE_BINDING_BYTES, is_remote
 from planners.gguf import parse_model
+from planners.graph.buffers import BufferKind, BufferLine, measured, parse_buffer_line
+from planners.graph.fallback import SOFTWARE_BINDING_BYTES, is_remote
+from planners.graph.kv_cache import LaunchShape
+from planners.graph.repack import ends_the_engine
 from planners.hardware import HOST, DeviceId
-from planners.kv_cache import LaunchShape
+from planners.layout.dry_runs import PreflightFailed, Told
 from planners.memory import output_buffer_bytes, output_growth_bytes, predict
 from planners.model import ModelId, ModelInfo
 from planners.plan import DeviceBytes, LaunchPlan
 from planners.preflight import corrected, is_told_of
-from planners.repack import ends_the_engine
-from supervisor.child import Child, running
+from supervisor.children.child import Child, running
 from supervisor.preflight import PreflightCache, preflight
 from tests.fakes.rpc_servers import rpc_server
 from tests.fakes.tiny_models import tiny_models, write

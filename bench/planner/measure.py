@@ -19,9 +19,9 @@ from bench.planner.engine import READY, launch, live_engine
 from bench.planner.launches import random_flags
 from bench.planner.shapes import ARCHITECTURES, random_model
 from planners.backends import Engine
-from planners.buffers import BufferKind, parse_buffer_line
 from planners.ggml.layers import is_expert
 from planners.ggml.types import TENSOR_TYPES
+from planners.graph.buffers import BufferKind, parse_buffer_line
 from tests.fakes.rpc_servers import rpc_server
 from tests.fakes.tiny_models import TinyModel, typed_tensors, write
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.planner.flags import Asked, NotModelled, asked, launch_shape
-from planners.buffers import TILES
 from planners.errors import PlanError
 from planners.ggml.header import GgufArray, GgufError, GgufHeader, Scalar, Tensor
 from planners.ggml.layers import is_expert
 from planners.ggml.types import TENSOR_TYPES
 from planners.gguf import model_info
+from planners.graph.buffers import TILES
+from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST, DeviceId
-from planners.kv_cache import LaunchShape
 from planners.model import ModelInfo
 from tests.fakes.model_facts import Facts
 from tests.fakes.recipes import KNOWN, is_f32, n_elements, tensors

@@ -26,7 +26,7 @@ from bench.relay.cases import request
 from bench.relay.cores import children, part
 from bench.relay.peers import Peer
 from scripts.started_daemon import started_daemon
-from supervisor.quickstart import packaged_engine, quickstart_model_dir
+from supervisor.engines.quickstart import packaged_engine, quickstart_model_dir
 
 DIRECT, ROUTER, OURS = PEERS = "direct", "router", "inferenceosd"
 TOKENIZE = "/tokenize"

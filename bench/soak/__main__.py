@@ -14,7 +14,7 @@ from bench.soak.account import Account
 from bench.soak.callers import ANSWER_S, PROMPTS, Callers, Question, Solo, answer
 from bench.soak.disturber import Disturber
 from bench.soak.world import MODELS, Footprint, World, living_world
-from supervisor.quickstart import quickstart_model_dir
+from supervisor.engines.quickstart import quickstart_model_dir
 
 CALLERS = 5
 QUIET_S = 30.0  # for everything under way to end, once nobody asks any more

@@ -17,7 +17,7 @@ import httpx
 import psutil
 
 from scripts.started_daemon import StartedDaemon, started_daemon
-from supervisor.quickstart import quickstart_model_dir
+from supervisor.engines.quickstart import quickstart_model_dir
 
 EVERY = 25
 WARM_UP = 3  # lives before the first look: what is made once is no leak

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from planners.ggml.types import CACHE_TYPES
+from planners.graph.kv_cache import LaunchShape, kv_cells
 from planners.graph.tensors import (
     F16,
     F32,
@@ -24,7 +25,6 @@ from planners.graph.tensors import (
     transpose,
     view,
 )
-from planners.kv_cache import LaunchShape, kv_cells
 from planners.model import LayerInfo, LayerKind, ModelInfo, WeightInfo
 
 ROTATED_STEP = 64  # quantised caches of such head widths are rotated (llama-kv-cache.cpp)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from planners.fallback import is_remote
+from planners.graph.fallback import is_remote
 from planners.hardware import HOST, DeviceId
 
 MOST_DRAWN_WHOLE = 16  # layers: all of them are drawn

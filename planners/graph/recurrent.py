@@ -1,7 +1,7 @@
 """Layers with a state of fixed size: Mamba, delta nets, short convolutions (src/models, b11434)."""
 
-from planners.compute import MAMBA_1
 from planners.graph.blocks import Builder, Placed
+from planners.graph.compute import MAMBA_1
 from planners.graph.tensors import (
     Node,
     Undrawn,

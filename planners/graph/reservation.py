@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
-from planners.compute import n_outputs, n_tokens
-from planners.fallback import can_scan, host_weights, is_remote
 from planners.graph.allocation import ENDLESS, most_bytes, reserved_bytes
 from planners.graph.architectures import draw, odd_layers
 from planners.graph.blocks import Builder, Placed
+from planners.graph.compute import n_outputs, n_tokens
+from planners.graph.fallback import can_scan, host_weights, is_remote
 from planners.graph.families import DELTA_NETS, KNOWN
+from planners.graph.kv_cache import LaunchShape
 from planners.graph.outline import MOST_DRAWN_WHOLE, outline
 from planners.graph.reorder import reordered
 from planners.graph.schedule import Backends, Split, ordered, split
 from planners.graph.tensors import Graph, Node, Undrawn
 from planners.hardware import HOST, DeviceId
-from planners.kv_cache import LaunchShape
 from planners.model import LayerInfo, LayerKind, ModelInfo
 
 VULKAN = "vulkan"

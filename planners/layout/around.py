@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST
-from planners.kv_cache import LaunchShape
 from planners.layout.budget import Budgets
 from planners.layout.layer_split import Layout, Splitter, companion_device
 from planners.layout.placed import Placed

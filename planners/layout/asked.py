@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, replace
 
-from planners.compute import MAMBA_1
 from planners.errors import PlanError
 from planners.ggml.types import CACHE_TYPES
+from planners.graph.compute import MAMBA_1
+from planners.graph.kv_cache import padded, padded_context
 from planners.hardware import HOST
-from planners.kv_cache import padded, padded_context
+from planners.lessons.rates import Rates
 from planners.model import LayerInfo, ModelInfo, ServedModel
-from planners.rates import Rates
 from planners.reasons import Price, Reason, ReasonKind, Unit
 from planners.settings import PlacementRules
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planners.dry_runs import PreflightFailed
-from planners.kv_cache import LaunchShape
+from planners.graph.kv_cache import LaunchShape
+from planners.layout.dry_runs import PreflightFailed
 from planners.layout.placed import Placed
 from planners.layout.prediction import Prediction
 from planners.reasons import Reason, ReasonKind

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planners.compute import MARGIN_SHARE, device_compute_bytes
+from planners.graph.compute import MARGIN_SHARE, device_compute_bytes
+from planners.graph.kv_cache import LaunchShape, kv_cache_bytes, state_bytes
 from planners.hardware import HOST, DeviceId
-from planners.kv_cache import LaunchShape, kv_cache_bytes, state_bytes
 from planners.layout.asked import (
     CONTEXT_ON_HOST,
     CONTEXT_WORTH_LAYERS,
@@ -14,9 +14,9 @@ from planners.layout.asked import (
 )
 from planners.layout.budget import Budget, Budgets
 from planners.layout.prompt_cache import PromptCache
+from planners.lessons.rates import Rates
 from planners.model import LayerKind, ModelInfo
 from planners.plan import DeviceBytes
-from planners.rates import Rates
 from planners.reasons import Price, Reason, ReasonKind, Unit, unused
 from planners.sizes import MIB, format_size
 from planners.speed import NOTICED, Speed, format_rate

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, permutations
 
+from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST, DeviceId
-from planners.kv_cache import LaunchShape
 from planners.layout.budget import Budget
 from planners.layout.measures import Measures
 from planners.layout.partition import Blocks, Place, fits, partition
+from planners.lessons.rates import Rates
 from planners.memory import host_overhead_bytes
 from planners.model import ModelInfo
-from planners.rates import Rates
 
 ASKED_FOR = 1e3  # by so much the host counts as slower where a slow device was asked for by name
 FEW = 3  # devices of which every order is tried; one more would cost 24 passes

@@ -9,9 +9,10 @@ from functools import cached_property
 from itertools import accumulate
 from operator import add, sub
 
-from planners.compute import MARGIN_SHARE, device_compute_bytes, host_compute_bytes
+from planners.graph.compute import MARGIN_SHARE, device_compute_bytes, host_compute_bytes
+from planners.graph.kv_cache import LaunchShape, kept_bytes
 from planners.hardware import DeviceId
-from planners.kv_cache import LaunchShape, kept_bytes
+from planners.lessons.rates import Rate, Rates
 from planners.memory import (
     host_overhead_bytes,
     output_buffer_bytes,
@@ -19,7 +20,6 @@ from planners.memory import (
     predict_draft,
 )
 from planners.model import ModelInfo
-from planners.rates import Rate, Rates
 from planners.speed import (
     PROMPT_WEIGHT,
     USED_TOKENS,

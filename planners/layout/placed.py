@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planners.backends import Engine
-from planners.dry_runs import DryRunKey
+from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST, DeviceId
-from planners.kv_cache import LaunchShape
 from planners.layout.asked import CONTEXT_WORTH_LAYERS
 from planners.layout.budget import Budgets
+from planners.layout.dry_runs import DryRunKey
 from planners.plan import DeviceBytes
 from planners.speed import NOTICED, PROMPT_WEIGHT, Speed
 

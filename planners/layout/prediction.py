@@ -6,16 +6,17 @@ Companions count, too: the projector, the draft model and the adapters.
 from dataclasses import dataclass, replace
 
 from planners.backends import Engine
-from planners.dry_runs import DryRunKey, DryRuns, Reserved, Told
-from planners.fallback import binding_limits
+from planners.graph.fallback import binding_limits
+from planners.graph.kv_cache import LaunchShape
+from planners.graph.repack import repacks
 from planners.graph.reservation import is_drawn as has_known_graph
 from planners.hardware import HOST, DeviceId, HardwareProfile
-from planners.kv_cache import LaunchShape
 from planners.layout.budget import Budgets
+from planners.layout.dry_runs import DryRunKey, DryRuns, Reserved, Told
 from planners.layout.layer_split import companion_device
-from planners.learning import corrected as as_seen
-from planners.learning import overheads
-from planners.lessons import LaunchKey, Learned, key_of_shape
+from planners.lessons.learning import corrected as as_seen
+from planners.lessons.learning import overheads
+from planners.lessons.samples import LaunchKey, Learned, key_of_shape
 from planners.memory import (
     host_overhead_bytes,
     joined,
@@ -27,7 +28,6 @@ from planners.memory import (
 from planners.model import ServedModel
 from planners.plan import DeviceBytes
 from planners.preflight import corrected, is_told_of, measures
-from planners.repack import repacks
 
 COMPANION_MARGIN = 0.5  # of a projector's weights: its compute buffers, which nobody reports
 

@@ -5,7 +5,7 @@ llama-server's defaults, 8 GiB and 32 checkpoints per slot whatever their size, 
 
 from dataclasses import dataclass
 
-from planners.kv_cache import LaunchShape, checkpoint_bytes, kv_cache_bytes, state_bytes
+from planners.graph.kv_cache import LaunchShape, checkpoint_bytes, kv_cache_bytes, state_bytes
 from planners.model import ModelInfo
 from planners.sizes import GIB, MIB
 

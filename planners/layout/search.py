@@ -9,21 +9,21 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from planners.backends import Engine
-from planners.dry_runs import NO_DRY_RUNS, DryRuns
+from planners.graph.kv_cache import LaunchShape
 from planners.hardware import DeviceId, HardwareProfile
-from planners.kv_cache import LaunchShape
-from planners.ladder import Rung, RungKey
+from planners.instances.ladder import Rung, RungKey
 from planners.layout.around import around_buffers
 from planners.layout.asked import CONTEXT_WORTH_LAYERS, Asked
 from planners.layout.budget import Budgets, budgets, emptied
+from planners.layout.dry_runs import NO_DRY_RUNS, DryRuns
 from planners.layout.layer_split import Splitter
 from planners.layout.measures import Drawings, Measures
 from planners.layout.placed import Placed, fastest
 from planners.layout.prediction import Prediction
 from planners.layout.shapes import Shapes
-from planners.lessons import Learned
+from planners.lessons.rates import Rates
+from planners.lessons.samples import Learned
 from planners.model import ModelInfo, ServedModel
-from planners.rates import Rates
 
 MOST_ANEW = 4  # times a shape is laid out around its own buffers; two did for what was tried
 _NOTHING: Mapping[DeviceId, int] = MappingProxyType({})

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST
-from planners.kv_cache import LaunchShape
 from planners.layout.around import LayOut, hopefully
 from planners.layout.asked import CONTEXT_ON_HOST, CONTEXT_WORTH_LAYERS, Asked, ubatches
 from planners.layout.budget import Budget
 from planners.layout.layer_split import Layout, Splitter
+from planners.lessons.rates import Rates
 from planners.model import LayerKind, ModelInfo
-from planners.rates import Rates
 
 # A larger automatic context, or windows kept whole, may slow a launch down by a fifth, not more.
 WORTH_MUCH = 1.25

@@ -4,16 +4,16 @@ Never SMT siblings (two share one set of multipliers) nor more than a quota allo
 threads spin at every barrier, and one that must share its core stalls all of them. Of more than
 two cores one is left to others, for the same reason, and so that they spin at all: threads that
 take every CPU sleep at each barrier, and wake each other two dozen times in a layer
-(planners.rates). Of two, one is half the machine: the second joins where it saves a step more than
-its wake-ups cost, and what one costs is a matter of the machine. Measured on two of two CPUs, 135M
-Q4_1, decode tokens/s in one slot: 150 on one thread, 35 to 91 on two where a wake-up takes 22 to 30
-microseconds; on another machine 87 and 135, which comes to 2.
+(planners.lessons.rates). Of two, one is half the machine: the second joins where it saves a step
+more than its wake-ups cost, and what one costs is a matter of the machine. Measured on two of two
+CPUs, 135M Q4_1, decode tokens/s in one slot: 150 on one thread, 35 to 91 on two where a wake-up
+takes 22 to 30 microseconds; on another machine 87 and 135, which comes to 2.
 """
 
+from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST, HardwareProfile
-from planners.kv_cache import LaunchShape
+from planners.lessons.rates import rates
 from planners.model import ModelInfo
-from planners.rates import rates
 from planners.reasons import Reason, ReasonKind
 from planners.speed import USED_TOKENS, loads, speed
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planners.capabilities import capabilities
+from planners.instances.twins import shared
 from planners.model import BrokenFile, ModelId, ServedModel
-from planners.twins import shared
 from planners.view import Observed
 
 

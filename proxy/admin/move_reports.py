@@ -4,8 +4,8 @@ import math
 
 from planners.plan import LaunchPlan
 from proxy.admin.moves import MigrationReport, MoveReport, YieldReport
-from supervisor.migrating import Moved, MoveSeen
-from supervisor.pressure_watch import Yielded
+from supervisor.moving.carrying import Moved, MoveSeen
+from supervisor.moving.pressure_watch import Yielded
 
 
 def move_report(moved: Moved, plan: LaunchPlan) -> MoveReport:

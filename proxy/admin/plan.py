@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from planners.argv import child_argv
 from planners.errors import PlanError
 from planners.hardware import HOST, HardwareProfile
-from planners.layer_map import layer_map
-from planners.outlook import Outlook
+from planners.layout.layer_map import layer_map
+from planners.layout.outlook import Outlook
 from planners.plan import DeviceBytes, LaunchPlan, Shortfall
 from planners.reasons import ReasonKind
 

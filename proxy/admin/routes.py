@@ -44,11 +44,11 @@ from proxy.admin.status import LockReport, StatusReport
 from proxy.bodies import decoded, read_body
 from proxy.errors import BadRequest, CallerLeft, Dialect, ProxyError, UnknownModel, answer, body
 from proxy.telemetry.metrics import CONTENT_TYPE
-from supervisor.journal_file import JournalUnreadable
-from supervisor.lease import LeaseError, Stopping
-from supervisor.migrating import MoveFailed
+from supervisor.leases.lease import LeaseError, Stopping
+from supervisor.moving.carrying import MoveFailed
 from supervisor.planner import PlanTookTooLong
 from supervisor.probe import HostUnread
+from supervisor.records.journal_file import JournalUnreadable
 
 MAX_BODY_BYTES = 64 << 10  # a name and two numbers
 PARTING_S = 0.5  # for the last line of a stream

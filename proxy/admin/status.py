@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from planners.backends import Engine, RejectedEngine
 from planners.hardware import HOST, Device, HardwareProfile, Note
-from planners.lessons import NOTHING_LEARNED, Learned, Lesson, key_of
+from planners.lessons.samples import NOTHING_LEARNED, Learned, Lesson, key_of
 from planners.model import BrokenFile
 from planners.plan import DeviceBytes, LaunchPlan
 from planners.reasons import Reason

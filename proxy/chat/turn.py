@@ -22,7 +22,7 @@ from proxy.forward import Check, Order, converse, understood
 from proxy.prompt.length import Bound, Prompt
 from proxy.prompt.truncation import shortened_chat
 from proxy.pulse import Pulse
-from supervisor.lease import Lease
+from supervisor.leases.lease import Lease
 
 CHAT = b"/v1/chat/completions"
 _COUNT = b"/v1/chat/completions/input_tokens"

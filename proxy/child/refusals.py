@@ -6,7 +6,7 @@ import msgspec
 
 from proxy.child.upstream import UpstreamResponse
 from proxy.errors import BadJson, ChildRefused, PromptTooLong
-from supervisor.lease import Lease
+from supervisor.leases.lease import Lease
 
 ERROR_BYTES = 64 << 20
 """A child may say again what it was sent, indented by depth."""

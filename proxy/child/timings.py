@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from planners.usage import Usage
+from planners.lessons.usage import Usage
 
 
 class Timings(msgspec.Struct):

@@ -149,9 +149,9 @@ def way_on(
 ) -> Way:
     """How the reply that `told` is a beginning of goes on.
 
-    `keeps_math`: the next child computes as the last one did (planners.migration). `is_restored`:
-    the slot's cache went along. `sent_tokens`: of what was delivered, as the child counted them,
-    else of `written` tokenized anew.
+    `keeps_math`: the next child computes as the last one did (planners.moving.migration).
+    `is_restored`: the slot's cache went along. `sent_tokens`: of what was delivered, as the child
+    counted them, else of `written` tokenized anew.
     """
     if told.finishes and len(told.finishes) >= _n_choices(asked):
         return Finish(told.finishes.get(0, "stop"), sent_tokens)

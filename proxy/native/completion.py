@@ -3,8 +3,8 @@
 import msgspec
 
 from planners.durations import wished_duration
+from planners.lessons.usage import Usage
 from planners.model import ServedModel
-from planners.usage import Usage
 from proxy import names
 from proxy.bodies import decoded
 from proxy.child.chunks import ABSENT
@@ -30,7 +30,7 @@ from proxy.prompt.count import n_prompts_in, prompts_in
 from proxy.prompt.length import TOKENS, Infill, Prompt, bounding
 from proxy.pulse import Pulse
 from proxy.relay import put_until_error, relay_whole
-from supervisor.lease import Lease
+from supervisor.leases.lease import Lease
 
 
 class _Extra(msgspec.Struct):

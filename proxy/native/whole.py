@@ -5,7 +5,7 @@ Not for `return_tokens`: streams leave out the ids of tokens that end within a c
 
 import msgspec
 
-from planners.usage import Usage
+from planners.lessons.usage import Usage
 from proxy.child.chunks import NULL, Event, JsonText, read_event
 from proxy.child.timings import usage_in
 from proxy.errors import StreamCut, UpstreamBroken

@@ -12,7 +12,7 @@ from proxy.exchange import Exchange, Framing
 from proxy.ollama.reading import ChatReading, CompletionReading, Piece, Reading
 from proxy.ollama.replies import Ending, Writer
 from proxy.ollama.requests import Common
-from supervisor.lease import Lease
+from supervisor.leases.lease import Lease
 
 ContextOf = Callable[[Lease, bytes], Awaitable[tuple[int, ...]]]
 """The token ids of the conversation so far, given the reply's text as a JSON string."""

@@ -27,7 +27,7 @@ from proxy.ollama.requests import (
 )
 from proxy.prompt.length import RENDERED, Bound, Infill, Prompt, rendered, token_ids
 from proxy.prompt.truncation import shortened_chat, shortened_text
-from supervisor.lease import Lease
+from supervisor.leases.lease import Lease
 
 CHAT = b"/v1/chat/completions"
 COMPLETION = b"/completion"

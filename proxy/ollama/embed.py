@@ -18,7 +18,7 @@ from proxy.ollama.fields import read_object
 from proxy.ollama.options import read_options
 from proxy.prompt.length import Bound, Prompt, bounds_of, located
 from proxy.prompt.truncation import shortened_inputs
-from supervisor.lease import Lease
+from supervisor.leases.lease import Lease
 
 
 class _Row(msgspec.Struct):

@@ -24,7 +24,7 @@ from proxy.child.sse import DONE, PROGRESS, EventReader
 from proxy.child.timings import Timings, sum_of
 from proxy.child.upstream import UpstreamResponse
 from proxy.errors import StreamCut, UpstreamBroken
-from supervisor.lease import Lease
+from supervisor.leases.lease import Lease
 
 STREAMED = b'"stream":true,"stream_options":{"include_usage":true},' + PROGRESS
 """The members that turn a caller's unstreamed request into one that can be assembled."""

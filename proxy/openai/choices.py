@@ -19,7 +19,7 @@ from proxy.errors import ChildFailed, StreamCut
 from proxy.exchange import Exchange, Framing
 from proxy.forward import REPLY_BYTES, Order, pinned, understood
 from proxy.openai.assemble import assembled
-from supervisor.lease import Lease
+from supervisor.leases.lease import Lease
 
 MAX_CHOICES = 8
 """Of one request: it holds its slot for as long as all of them take."""

@@ -7,8 +7,8 @@ import msgspec
 
 from planners.capabilities import capabilities
 from planners.durations import wished_duration
+from planners.lessons.usage import Usage
 from planners.model import ServedModel
-from planners.usage import Usage
 from proxy import names
 from proxy.bodies import decoded
 from proxy.chat.media import check_media
@@ -27,7 +27,7 @@ from proxy.prompt.count import n_prompts_in, prompts_in
 from proxy.prompt.length import Prompt, bounding, located
 from proxy.pulse import Pulse
 from proxy.relay import relay_stream, relay_whole
-from supervisor.lease import Lease
+from supervisor.leases.lease import Lease
 
 
 class _Asked(EngineMembers):

@@ -12,7 +12,7 @@ from planners.model import ServedModel
 from proxy.door import Door
 from proxy.errors import InfillTooLong, NumCtxExceeded, PromptTooLong
 from proxy.forward import ask
-from supervisor.lease import Lease
+from supervisor.leases.lease import Lease
 
 
 class _Rendered(msgspec.Struct):

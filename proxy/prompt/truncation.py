@@ -12,7 +12,7 @@ import msgspec
 from proxy.door import Door
 from proxy.errors import PromptTooLong
 from proxy.prompt.length import rendered, token_ids
-from supervisor.lease import Lease
+from supervisor.leases.lease import Lease
 
 Body = Mapping[str, Any]
 """A request as a child takes it."""

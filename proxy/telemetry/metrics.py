@@ -7,13 +7,13 @@ Every name is in docs/metrics.md. Labels are bounded: models on offer, routes of
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from planners.histogram import Histogram
+from planners.lessons.histogram import Histogram
 from planners.model import ModelId
 from planners.view import Observed
 from proxy.errors import UnknownModel
 from proxy.exchange import Exchange
 from proxy.service import Service
-from supervisor.event_counts import EventCounts
+from supervisor.records.event_counts import EventCounts
 
 CALLER_LEFT_STATUS = 499  # as nginx and Ollama log it; nobody receives it
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from planners.histogram import Histogram
+from planners.lessons.histogram import Histogram
 from planners.view import InstanceState, LineSeen, Observed
 from proxy.telemetry.metrics import Metrics, ModelTally, by_model
 

@@ -22,7 +22,7 @@ from supervisor.devices.rpc_protocol import (
     U32,
     Protocol,
 )
-from supervisor.trial import list_devices
+from supervisor.engines.trial import list_devices
 
 LIST_S = 10.0
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from planners.absence import rule_rank
 from planners.hardware import Device, DeviceKind, Host, Note, NoteKind
+from planners.instances.absence import rule_rank
 from planners.settings import DeviceRule, MemoryRule, PlacementRules
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.planner.live import handful
-from planners.dry_runs import PreflightFailed
+from planners.layout.dry_runs import PreflightFailed
 from tests.fakes.system_parts import need_mesa
 
 

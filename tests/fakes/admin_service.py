@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from planners.backends import Engine, RejectedEngine
-from planners.exits import Cause, ExitKind
 from planners.hardware import (
     HOST,
     Device,
@@ -22,8 +21,9 @@ from planners.hardware import (
     Note,
     NoteKind,
 )
+from planners.instances.exits import Cause, ExitKind
+from planners.layout.outlook import Outlook
 from planners.model import BrokenFile, ModelId
-from planners.outlook import Outlook
 from planners.plan import DeviceBytes, InstanceId, Shortfall
 from planners.profile_json import RecordedProfile, encode_profile
 from planners.reasons import Price, Reason, ReasonKind, Unit, unused
@@ -39,8 +39,8 @@ from proxy.admin.service import ReloadRefused
 from proxy.admin.status import DaemonReport, LockReport, StatusReport, status_report
 from proxy.edge.server import serve
 from proxy.errors import BadRequest, UnknownModel
-from supervisor.lease import ModelUnavailable
-from supervisor.migrating import MoveFailed
+from supervisor.leases.lease import ModelUnavailable
+from supervisor.moving.carrying import MoveFailed
 from tests.fakes.fleet_of_one import launch_plan, served_model
 from tests.fakes.instances import observed
 from tests.fakes.machines import FLAGS, model_info, served

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from planners.line import Priority
+from planners.lessons.usage import Usage
 from planners.model import BrokenFile, ModelId, ModelInfo, ServedModel
 from planners.plan import InstanceId, LaunchPlan
-from planners.usage import Usage
 from planners.view import LineSeen, Observed
-from supervisor.lease import Lease, LeaseError
+from planners.waiting.line import Priority
+from supervisor.leases.lease import Lease, LeaseError
 from tests.fakes.instances import observed
 from tests.fakes.machines import PLAIN
 

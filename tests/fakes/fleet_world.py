@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Protocol, TypedDict, Unpack
 
 from planners.backends import Engine
-from planners.callers import Callers
-from planners.groups import Group
+from planners.instances.groups import Group
 from planners.model import ModelId
 from planners.settings import ContextPolicy, FleetSettings, MemoryRule, PlacementRules
 from planners.sizes import GIB
 from planners.view import InstanceState, Observed
-from supervisor.catalogue import Catalogue
+from planners.waiting.callers import Callers
 from supervisor.desired import Desired, Ground
 from supervisor.devices.sighting import DeviceSource
+from supervisor.engines.tinymodel import tiny_model
 from supervisor.fleet import Fleet
-from supervisor.journal import Journal
+from supervisor.models.catalogue import Catalogue
 from supervisor.probe import HardwareProbe
-from supervisor.records import Records, open_records
-from supervisor.tinymodel import tiny_model
+from supervisor.records.journal import Journal
+from supervisor.records.kept import Records, open_records
 from tests.fakes import machines
 from tests.fakes.machines import PLAIN
 

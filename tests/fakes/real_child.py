@@ -13,10 +13,10 @@ import httpx
 
 from planners.gguf import parse_model
 from planners.model import ModelInfo
-from supervisor.child import Child, running
-from supervisor.llama import client_of, is_healthy
-from supervisor.quickstart import packaged_engine
-from supervisor.slots import SlotDoor
+from supervisor.children.child import Child, running
+from supervisor.children.llama import client_of, is_healthy
+from supervisor.engines.quickstart import packaged_engine
+from supervisor.moving.slots import SlotDoor
 from tests.fakes.real_engine import HEAD_BYTES, quickstart_model
 
 START_S = 60.0

@@ -9,7 +9,7 @@ import httpx
 
 from planners.gguf import parse_model
 from proxy.door import DoorSettings
-from supervisor.quickstart import packaged_engine, quickstart_model_dir
+from supervisor.engines.quickstart import packaged_engine, quickstart_model_dir
 from tests.fakes.chat_templates import with_template
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
 from tests.fakes.serving import SETTINGS, Served, serving

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from supervisor.quickstart import packaged_engine
+from supervisor.engines.quickstart import packaged_engine
 
 START_S = 20.0
 

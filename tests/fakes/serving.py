@@ -17,7 +17,7 @@ from proxy.edge.protocol import PATIENT, Patience
 from proxy.edge.server import serve
 from proxy.service import Service
 from proxy.telemetry.metrics import Metrics
-from supervisor.event_counts import EventCounts
+from supervisor.records.event_counts import EventCounts
 
 SETTINGS = DoorSettings(
     max_body_bytes=1 << 20,

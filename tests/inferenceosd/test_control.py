@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from inferenceosd.config import Config, Options, read_config
 from inferenceosd.control import Control, Parts
-from inferenceosd.door_lock import DoorLock
-from inferenceosd.key_file import add_key
+from inferenceosd.door.key_file import add_key
+from inferenceosd.door.lock import DoorLock
 from inferenceosd.platform_folders import Platform
+from inferenceosd.settings.config import Config, Options, read_config
 from planners.model import ModelId
 from proxy.admin.service import ReloadRefused
 from proxy.admission.gate import Management
 from proxy.admission.keys import Scope
 from proxy.errors import BadRequest, UnknownModel
-from supervisor.catalogue import Catalogue
 from supervisor.desired import Desired, Ground
+from supervisor.engines.tinymodel import tiny_model
 from supervisor.fleet import Fleet
-from supervisor.journal_file import JournalUnreadable
+from supervisor.models.catalogue import Catalogue
 from supervisor.probe import HardwareProbe
-from supervisor.records import Records, open_records
-from supervisor.tinymodel import tiny_model
+from supervisor.records.journal_file import JournalUnreadable
+from supervisor.records.kept import Records, open_records
 from tests.fakes.machines import machine
 from tests.fakes.serving import metrics_of
 

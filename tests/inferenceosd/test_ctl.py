@@ -15,14 +15,15 @@ from tempfile import TemporaryDirectory
 import pytest
 from click.testing import CliRunner, Result
 
-from inferenceosd import __version__, report
-from inferenceosd.admin_client import ANSWER_S, Door, fail
+from inferenceosd import __version__
+from inferenceosd.commands import report
+from inferenceosd.commands.admin_client import ANSWER_S, Door, fail
 from inferenceosd.ctl import main
 from planners.model import ModelId
 from planners.profile_json import decode_profile
 from proxy.admin.orders import UnloadReport
 from proxy.admin.records import EventsReport
-from supervisor.lease import ModelUnavailable
+from supervisor.leases.lease import ModelUnavailable
 from tests.fakes.admin_service import (
     EVENTS,
     MODELS,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from inferenceosd.config import Options, read_config
 from inferenceosd.daemon import run
+from inferenceosd.settings.config import Options, read_config
 
 
 @pytest.mark.parametrize("others", [(), ("elsewhere",)], ids=["alone", "beside others"])

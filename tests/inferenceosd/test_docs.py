@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from inferenceosd import config_table_keys as table_keys
 from inferenceosd import ctl
-from inferenceosd.config_keys import KEYS
+from inferenceosd.settings import table_keys
+from inferenceosd.settings.keys import KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = (ROOT / "docs" / "config.md").read_text().splitlines()

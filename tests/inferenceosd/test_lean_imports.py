@@ -59,6 +59,6 @@ def test_imports_that_failed_leave_the_search_for_garbage_on() -> None:
 def test_help_and_status_are_told_without_what_plans_and_looks_at_the_machine() -> None:
     modules = printed("import sys\nimport inferenceosd.ctl\nprint(*sys.modules)")
 
-    assert "inferenceosd.report" in modules
-    for late in ("planners.placement", "planners.outlook", "supervisor.probe", "pynvml"):
+    assert "inferenceosd.commands.report" in modules
+    for late in ("planners.placement", "planners.layout.outlook", "supervisor.probe", "pynvml"):
         assert late not in modules

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from inferenceosd.cli import main
-from inferenceosd.config_keys import FLEET_DRAIN_TIMEOUT, FLEET_STOP_TIMEOUT
-from inferenceosd.config_server_keys import SERVER_LISTEN
+from inferenceosd.settings.keys import FLEET_DRAIN_TIMEOUT, FLEET_STOP_TIMEOUT
+from inferenceosd.settings.server_keys import SERVER_LISTEN
 from tests.fakes.system_parts import need_systemd_analyze
 
 FOLDER = Path(__file__).resolve().parents[2] / "systemd"

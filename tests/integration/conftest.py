@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from scripts.started_daemon import StartedDaemon, started_daemon
-from supervisor.quickstart import packaged_engine, quickstart_model_dir
+from supervisor.engines.quickstart import packaged_engine, quickstart_model_dir
 from tests.fakes.system_parts import need_mesa
 
 Start = Callable[..., StartedDaemon]

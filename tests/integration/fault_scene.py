@@ -17,7 +17,7 @@ import httpx
 import psutil
 
 from scripts.started_daemon import StartedDaemon, started_daemon
-from supervisor.tinymodel import tiny_model
+from supervisor.engines.tinymodel import tiny_model
 from tests.fakes.processes import is_gone
 
 FAKE = Path(__file__).parents[1] / "fakes" / "llama_server.py"

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 
 from scripts.started_daemon import StartedDaemon, started_daemon
-from supervisor.quickstart import packaged_engine
+from supervisor.engines.quickstart import packaged_engine
 
 WITHIN_S = 60.0
 LOOK_S = 0.1  # cadence of asking again

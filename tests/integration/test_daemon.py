@@ -19,7 +19,7 @@ import pytest
 
 from proxy.app import ROUTES
 from scripts.started_daemon import DaemonTrouble, StartedDaemon, started_daemon
-from supervisor.leftovers import MARK, mark_of
+from supervisor.children.leftovers import MARK, mark_of
 from tests.fakes.processes import is_gone
 
 MODEL = "SmolLM2-135M-Instruct.Q4_1"

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from scripts.started_daemon import StartedDaemon, started_daemon
-from supervisor.quickstart import packaged_engine
+from supervisor.engines.quickstart import packaged_engine
 
 MOST_KIB = 1_850_000  # of address space: half of the KV cache fits beside engine and weights
 

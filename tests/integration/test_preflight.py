@@ -5,8 +5,8 @@ from typing import Any
 
 from bench.planner.engine import live_engine
 from bench.planner.live import read
+from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST
-from planners.kv_cache import LaunchShape
 from planners.memory import host_overhead_bytes, predict
 from planners.plan import DeviceBytes
 from scripts.started_daemon import StartedDaemon

@@ -8,8 +8,8 @@ import pytest
 
 from bench.planner.rows import Row, read_rows
 from bench.planner.scores import Error, errors, percentile, placement_of
+from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST, DeviceId
-from planners.kv_cache import LaunchShape
 from planners.memory import (
     host_overhead_bytes,
     joined,

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from planners.backends import Engine
 from planners.errors import PlanError
-from planners.eviction import Candidate, victims
+from planners.graph.kv_cache import LaunchShape
 from planners.graph.reservation import compute_bytes
 from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile
-from planners.kv_cache import LaunchShape
+from planners.instances.eviction import Candidate, victims
 from planners.layout.budget import budgets
-from planners.lessons import Learned
+from planners.lessons.rates import rates
+from planners.lessons.samples import Learned
 from planners.memory import host_overhead_bytes, layer_devices, predict
 from planners.model import LayerKind, ModelInfo, ServedModel, WeightInfo
 from planners.placement import plan_launch
 from planners.plan import DeviceBytes, InstanceId, LaunchPlan, Shortfall
-from planners.rates import rates
 from planners.reasons import Price, ReasonKind, Unit, unused
 from planners.settings import PlacementRules
 from planners.sizes import GIB, MIB, format_size

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planners.buffers import parse_buffer_line
-from planners.dry_runs import Reserved
 from planners.errors import PlanError
+from planners.graph.buffers import parse_buffer_line
 from planners.hardware import HOST, DeviceId, HardwareProfile
+from planners.layout.dry_runs import Reserved
 from planners.placement import plan_launch
 from planners.plan import DeviceBytes, LaunchPlan
 from planners.preflight import DryRun, corrected, is_told_of, preflight_argv

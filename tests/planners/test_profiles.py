@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from planners.hardware import HOST, DeviceKind, HardwareProfile
+from planners.layout.other_machine import engines_there
 from planners.model import LayerKind, ModelInfo
-from planners.other_machine import engines_there
 from planners.placement import plan_launch
 from planners.plan import DeviceBytes, LaunchPlan, Shortfall
 from planners.profile_json import RecordedProfile, decode_profile

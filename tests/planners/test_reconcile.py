@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planners.actions import Action, Refuse, Restart, Start, Stop
 from planners.backends import Engine
-from planners.exits import Cause, ExitKind
 from planners.hardware import HOST, Device, DeviceKind
+from planners.instances.actions import Action, Refuse, Restart, Start, Stop
+from planners.instances.exits import Cause, ExitKind
+from planners.instances.restart import MOST_OWN_TRIALS
+from planners.instances.taken import taken
 from planners.model import ModelId, ModelSettings, ServedModel
 from planners.placement import plan_launch
 from planners.plan import InstanceId, LaunchPlan
 from planners.reconcile import launch_key, reconcile
-from planners.restart import MOST_OWN_TRIALS
 from planners.settings import FleetSettings
 from planners.sizes import GIB, MIB
-from planners.taken import taken
 from planners.view import InstanceState, Observed, View
 from tests.fakes import machines
 from tests.fakes.machines import FLEET, machine, served

@@ -6,19 +6,19 @@ from random import Random
 
 import pytest
 
-from planners.actions import Action, Allow, Refuse, Restart, Start, Stop, Yield
-from planners.groups import Group, conflict
 from planners.hardware import HOST
+from planners.instances.actions import Action, Allow, Refuse, Restart, Start, Stop, Yield
+from planners.instances.groups import Group, conflict
+from planners.instances.taken import taken
 from planners.model import ModelId, ServedModel
 from planners.plan import InstanceId, LaunchPlan
 from planners.reconcile import reconcile
 from planners.settings import ContextPolicy, FleetSettings
 from planners.sizes import GIB
-from planners.taken import taken
-from planners.turns import patience_s
 from planners.view import InstanceState, Observed, View
-from supervisor.lease import Lease, ModelUnavailable
-from supervisor.lease_book import LeaseBook, Opening, Waiter
+from planners.waiting.turns import patience_s
+from supervisor.leases.lease import Lease, ModelUnavailable
+from supervisor.leases.lease_book import LeaseBook, Opening, Waiter
 from tests.fakes.machines import FLEET
 from tests.fakes.views import hardware, model, seen, view
 

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST, DeviceId
-from planners.kv_cache import LaunchShape
-from planners.lessons import Learned
+from planners.lessons.rates import UBATCH_KERNELS_S, Rate, Rates, rates
+from planners.lessons.samples import Learned
 from planners.model import LayerKind
-from planners.rates import UBATCH_KERNELS_S, Rate, Rates, rates
 from planners.sizes import MIB
 from planners.speed import Speed, format_rate, speed
 from tests.fakes.machines import LLAMA_8B, machine, model_info, nvidia

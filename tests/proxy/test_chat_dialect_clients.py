@@ -8,7 +8,7 @@ import pytest
 from anthropic.types import MessageParam
 
 from planners.model import ModelId
-from supervisor.lease import LineFull
+from supervisor.leases.lease import LineFull
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
 from tests.fakes.serving import serving
 

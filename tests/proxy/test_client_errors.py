@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from planners.model import ModelId
 from proxy.admission.gate import Gate
 from proxy.admission.keys import ID_BYTES, SECRET_BYTES, ApiKey, KeyRing, Scope, digest_of, token_of
-from supervisor.lease import LineFull
+from supervisor.leases.lease import LineFull
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
 from tests.fakes.serving import SETTINGS, serving
 

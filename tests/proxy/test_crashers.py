@@ -7,7 +7,7 @@ import pytest
 from planners.model import ModelId
 from planners.plan import InstanceId
 from proxy.crashers import CRASHES, MOST_KEPT, REFUSED_S, Crashers, CrashesEngine
-from supervisor.lease import Lease
+from supervisor.leases.lease import Lease
 from tests.fakes.fleet_of_one import launch_plan, served_model
 
 LEASE = Lease(

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from planners.model import ModelId
-from supervisor.lease import LeaseError, LineFull, ModelUnavailable, WaitTimedOut
+from supervisor.leases.lease import LeaseError, LineFull, ModelUnavailable, WaitTimedOut
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
 from tests.fakes.serving import serving
 

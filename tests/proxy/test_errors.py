@@ -22,7 +22,7 @@ from proxy.errors import (
     UpstreamGone,
     UpstreamStalled,
 )
-from supervisor.lease import LineFull, ModelUnavailable, Stopping, WaitTimedOut
+from supervisor.leases.lease import LineFull, ModelUnavailable, Stopping, WaitTimedOut
 
 M = ModelId("m")
 GONE = UpstreamGone("s", before_any_byte=True)

@@ -12,8 +12,8 @@ from typing import Unpack
 import pytest
 
 from planners.backends import Engine
-from supervisor.backends import find_engines
 from supervisor.devices.sighting import DeviceSource
+from supervisor.engines.backends import find_engines
 from tests.fakes.fleet_world import MakeWorld, OtherSettings, World, running_world
 from tests.fakes.machines import FLEET
 

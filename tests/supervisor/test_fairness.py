@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import httpx
 
-from planners.callers import CallerRule, callers_of
-from planners.line import Priority
+from planners.waiting.callers import CallerRule, callers_of
+from planners.waiting.line import Priority
 from tests.fakes.fleet_world import TINY, MakeWorld, World
 from tests.fakes.serving import Served, serving
 

@@ -16,17 +16,17 @@ import httpx
 import psutil
 import pytest
 
-from planners.learning import LEAST_SAMPLES
+from planners.lessons.learning import LEAST_SAMPLES
+from planners.lessons.usage import Usage
 from planners.model import ModelId
 from planners.plan import LaunchPlan, Shortfall
 from planners.settings import MemoryRule, ModelRule
-from planners.usage import Usage
 from planners.view import InstanceState
-from supervisor.child_logs import FILE_BYTES
+from supervisor.children.child_logs import FILE_BYTES
 from supervisor.devices.sighting import Reading
-from supervisor.journal_file import LAUNCHES
-from supervisor.lease import LineFull, ModelUnavailable, Stopping, WaitTimedOut
-from supervisor.tinymodel import tiny_model
+from supervisor.engines.tinymodel import tiny_model
+from supervisor.leases.lease import LineFull, ModelUnavailable, Stopping, WaitTimedOut
+from supervisor.records.journal_file import LAUNCHES
 from tests.fakes import machines
 from tests.fakes.fleet_world import TINY, MakeWorld, World
 from tests.fakes.machines import PLAIN, RULES

@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 
 from planners.model import ModelId
 from planners.plan import InstanceId
-from supervisor.child_logs import open_child_logs
-from supervisor.engine_cache import EngineCache
+from supervisor.children.child_logs import open_child_logs
+from supervisor.engines.engine_cache import EngineCache
 from supervisor.kept_file import read_kept, replace_kept
 from supervisor.preflight import PreflightCache
 

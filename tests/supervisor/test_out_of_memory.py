@@ -4,13 +4,13 @@ import httpx
 import pytest
 
 from planners.hardware import DeviceKind
-from planners.ladder import MOST_TRIES
-from planners.last_rung import OOM_RETRY_S
+from planners.instances.ladder import MOST_TRIES
+from planners.instances.last_rung import OOM_RETRY_S
 from planners.sizes import GIB
 from planners.view import InstanceState
+from supervisor.children.llama import client_of
 from supervisor.devices.sighting import DeviceSource, Reading, Sighting
-from supervisor.lease import ModelUnavailable
-from supervisor.llama import client_of
+from supervisor.leases.lease import ModelUnavailable
 from tests.fakes.fleet_world import TINY, MakeWorld
 
 CARD = Sighting(

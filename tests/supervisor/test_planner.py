@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from planners.actions import Refuse, Start
+from planners.instances.actions import Refuse, Start
+from planners.layout.outlook import Surroundings
 from planners.model import ModelId, ServedModel
-from planners.outlook import Surroundings
 from planners.plan import LaunchPlan
 from planners.view import InstanceState
-from supervisor.lease import ModelUnavailable, Stopping
+from supervisor.leases.lease import ModelUnavailable, Stopping
 from supervisor.planner import Planner, PlanTookTooLong
 from tests.fakes.fleet_world import TINY, MakeWorld, World
 from tests.fakes.gate import HeldEngines, OddEngines

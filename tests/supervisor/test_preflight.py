@@ -14,9 +14,9 @@ import pytest
 from bench.planner.engine import live_engine
 from bench.planner.live import VULKAN, measured_parts, plan_of, read, reported
 from planners.backends import Engine
-from planners.dry_runs import DryRunKey, PreflightFailed, Reserved
+from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST, DeviceId
-from planners.kv_cache import LaunchShape
+from planners.layout.dry_runs import DryRunKey, PreflightFailed, Reserved
 from planners.memory import output_buffer_bytes
 from planners.model import ModelInfo
 from planners.plan import DeviceBytes, LaunchPlan

@@ -15,10 +15,10 @@ from planners.backends import Engine
 from planners.hardware import DeviceKind, Note, NoteKind
 from planners.settings import DeviceRule, MemoryRule, PlacementRules
 from planners.sizes import GIB, MIB
-from supervisor.backends import find_engines
 from supervisor.devices.sighting import DeviceSource, Reading, Sighting
+from supervisor.engines.backends import find_engines
+from supervisor.engines.trial import parse_devices
 from supervisor.probe import HardwareProbe
-from supervisor.trial import parse_devices
 from tests.fakes.machines import RULES
 from tests.fakes.system_parts import need_mesa
 

@@ -8,14 +8,14 @@ from time import monotonic
 
 import pytest
 
-from planners.groups import Group
+from planners.instances.groups import Group
+from planners.layout.outlook import Outlook
 from planners.model import ModelId
-from planners.outlook import Outlook
 from planners.plan import LaunchPlan
 from planners.settings import ContextPolicy, MemoryRule, ModelRule
 from planners.sizes import MIB
 from planners.view import InstanceState
-from supervisor.tinymodel import N_CTX, tiny_model
+from supervisor.engines.tinymodel import N_CTX, tiny_model
 from tests.fakes.fleet_world import TINY, MakeWorld, World
 from tests.fakes.machines import PLAIN
 from tests.fakes.processes import is_gone

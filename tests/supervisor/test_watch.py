@@ -11,10 +11,10 @@ from planners.hardware import DeviceKind, Note, NoteKind
 from planners.settings import DeviceRule, PlacementRules
 from planners.sizes import GIB
 from supervisor.devices.sighting import Reading, Sighting
-from supervisor.journal import Journal, open_journal
+from supervisor.engines.trial import parse_devices
 from supervisor.probe import HardwareProbe
+from supervisor.records.journal import Journal, open_journal
 from supervisor.suspend import suspended_s
-from supervisor.trial import parse_devices
 from supervisor.watch import DeviceWatch
 from tests.fakes.machines import RULES
 from tests.fakes.rpc_servers import free_port

@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 
 from planners.graph.architectures import draw
 from planners.graph.blocks import Builder, Placed
+from planners.graph.kv_cache import LaunchShape
 from planners.graph.reorder import reordered
 from planners.graph.tensors import Graph, Node, full, leaf_input, like, mul_mat, reshape, view
-from planners.kv_cache import LaunchShape
 from planners.model import ModelInfo
 from tests.fakes.plain_order import plainly_reordered
 from tests.fakes.tiny_models import info_of, tiny_models

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from planners.graph.architectures import draw
 from planners.graph.blocks import Builder, Placed
 from planners.graph.families import DELTA_NETS
+from planners.graph.kv_cache import LaunchShape
 from planners.graph.tensors import Graph, Node
-from planners.kv_cache import LaunchShape
 from planners.model import LayerInfo, LayerKind, ModelInfo
 from tests.fakes.tiny_models import info_of, tiny_models
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from planners.ggml.header import GgufArray, GgufError, GgufHeader, Tensor
 from planners.gguf import model_info
+from planners.graph.kv_cache import LaunchShape, kv_cache_bytes
 from planners.graph.reservation import compute_bytes, forget, is_drawn
 from planners.hardware import HOST, DeviceId
-from planners.kv_cache import LaunchShape, kv_cache_bytes
 from planners.memory import layer_devices, predict
 from planners.model import LayerKind, ModelInfo
 from tests.fakes.machines import LLAMA_8B

@@ -1,14 +1,14 @@
 from dataclasses import replace
 
+from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST, DeviceId
-from planners.kv_cache import LaunchShape
 from planners.layout.around import around_buffers, hopefully
 from planners.layout.budget import Budget, Budgets
 from planners.layout.layer_split import Splitter
 from planners.layout.measures import Measures
 from planners.layout.placed import Placed
+from planners.lessons.rates import Rate, Rates
 from planners.plan import DeviceBytes
-from planners.rates import Rate, Rates
 from planners.sizes import GIB, MIB
 from planners.speed import speed
 from tests.fakes.machines import VULKAN, model_info

@@ -5,7 +5,7 @@ import pytest
 from planners.errors import PlanError
 from planners.hardware import HOST, DeviceId
 from planners.layout.asked import asked, ubatches
-from planners.rates import Rate, Rates, rates
+from planners.lessons.rates import Rate, Rates, rates
 from planners.reasons import Price, Reason, ReasonKind, Unit
 from tests.fakes.machines import LLAMA_8B, RULES, host, machine, model_info, served
 

@@ -2,14 +2,14 @@ from dataclasses import replace
 
 import pytest
 
-from planners.compute import MARGIN_SHARE, device_compute_bytes
+from planners.graph.compute import MARGIN_SHARE, device_compute_bytes
+from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST, DeviceId
-from planners.kv_cache import LaunchShape
 from planners.layout.budget import Budget
 from planners.layout.layer_split import Split, Splitter
 from planners.layout.measures import Measures
+from planners.lessons.rates import Rate, Rates
 from planners.model import ModelInfo
-from planners.rates import Rate, Rates
 from planners.sizes import GIB, MIB
 from tests.fakes.machines import model_info
 

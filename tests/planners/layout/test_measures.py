@@ -1,10 +1,10 @@
 from dataclasses import replace
 
+from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST
-from planners.kv_cache import LaunchShape
 from planners.layout.measures import MOST_DRAWINGS, Drawings, Measures
+from planners.lessons.rates import rates
 from planners.memory import host_overhead_bytes, predict
-from planners.rates import rates
 from planners.sizes import MIB
 from tests.fakes.machines import machine, model_info, nvidia
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planners.kv_cache import LaunchShape
+from planners.graph.kv_cache import LaunchShape
 from planners.layout.prompt_cache import PromptCache, prompt_cache
 from planners.model import LayerKind
 from planners.sizes import GIB, MIB

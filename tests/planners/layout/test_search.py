@@ -7,19 +7,26 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planners.actions import Start
-from planners.dry_runs import NO_DRY_RUNS, DryRunKey, DryRuns, PreflightFailed, Reserved, Told
+from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile
-from planners.kv_cache import LaunchShape
+from planners.instances.actions import Start
+from planners.layout.dry_runs import (
+    NO_DRY_RUNS,
+    DryRunKey,
+    DryRuns,
+    PreflightFailed,
+    Reserved,
+    Told,
+)
+from planners.layout.outlook import Surroundings, outlooks
+from planners.layout.together import plan_together
 from planners.memory import host_overhead_bytes, predict
 from planners.model import ModelId, ModelInfo, ServedModel
-from planners.outlook import Surroundings, outlooks
 from planners.placement import NO_FALLBACK, plan_launch
 from planners.plan import DeviceBytes, LaunchPlan, Shortfall
 from planners.reconcile import reconcile
 from planners.settings import PlacementRules
 from planners.sizes import KIB, MIB
-from planners.together import plan_together
 from tests.fakes.machines import CPU, FLAGS, RULES, VULKAN, engine, machine, model_info, served
 from tests.fakes.tiny_models import TinyModel, info_of, tiny_models
 from tests.fakes.views import view

@@ -13,7 +13,7 @@ from proxy.admin.plan import PlanReport
 from proxy.admin.records import EventReport, EventsReport, Followed
 from proxy.admin.routes import MAX_BODY_BYTES
 from proxy.admin.status import StatusReport
-from supervisor.journal_file import JournalUnreadable
+from supervisor.records.journal_file import JournalUnreadable
 from tests.fakes.admin_service import (
     EVENTS,
     MODELS,

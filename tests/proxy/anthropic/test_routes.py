@@ -5,7 +5,7 @@ import pytest
 from planners.model import ModelId
 from proxy import errors
 from proxy.errors import Dialect, PromptTooLong
-from supervisor.lease import LineFull
+from supervisor.leases.lease import LineFull
 from tests.fakes.events import named_events
 from tests.fakes.fleet_of_one import fleet_of_one
 from tests.fakes.serving import serving

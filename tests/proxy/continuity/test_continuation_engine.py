@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from planners.migration import is_carried
+from planners.moving.migration import is_carried
 from proxy.bodies import amended
 from proxy.continuity.continuation import (
     Continue,
@@ -27,7 +27,7 @@ from proxy.continuity.continuation import (
 )
 from proxy.continuity.delivered import Delivered, Kind, Progress, Told, pieces, read_chunk, told_by
 from proxy.continuity.splice import Splice, ending
-from supervisor.slots import SavedSlot, SlotShelf
+from supervisor.moving.slots import SavedSlot, SlotShelf
 from tests.fakes.chat_templates import HERMES, QWEN, WEATHER, WEATHER_CHAT, with_template
 from tests.fakes.real_child import RealChild, real_child
 from tests.fakes.real_engine import quickstart_model

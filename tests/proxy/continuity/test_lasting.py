@@ -12,7 +12,7 @@ import pytest
 
 from planners.model import ModelId
 from proxy.continuity.delivered import Delivered, Kind, read_chunk, told_by
-from supervisor.lease import ModelUnavailable
+from supervisor.leases.lease import ModelUnavailable
 from tests.fakes.chat_templates import HERMES, QWEN, WEATHER, WEATHER_CHAT
 from tests.fakes.fleet_of_one import FAKE, FleetOfOne, fleet_of_one
 from tests.fakes.real_engine import engine

@@ -11,7 +11,7 @@ from ssl import CERT_NONE, PROTOCOL_TLS_CLIENT, SSLContext
 import pytest
 from structlog.typing import EventDict
 
-from inferenceosd.tls_files import TlsFiles
+from inferenceosd.door.tls_files import TlsFiles
 from proxy.edge.crowd import ANSWERS, Crowd, CrowdLimits
 from proxy.edge.protocol import PIPELINED, Patience
 from tests.fakes.certificates import certificate

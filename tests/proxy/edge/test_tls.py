@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from inferenceosd.tls_files import TlsFiles, TlsRefused
+from inferenceosd.door.tls_files import TlsFiles, TlsRefused
 from proxy.edge.crowd import Crowd, CrowdLimits
 from tests.fakes.certificates import certificate
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model

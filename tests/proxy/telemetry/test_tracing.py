@@ -14,13 +14,13 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from planners.lessons.usage import Usage
 from planners.plan import InstanceId
-from planners.usage import Usage
 from proxy.edge.cycle import CYCLE
 from proxy.exchange import Exchange
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.tracing import Phase, Tracing, otlp_provider, phases
-from supervisor.lease import Lease
+from supervisor.leases.lease import Lease
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
 from tests.fakes.serving import serving
 from tests.fakes.views import model, seen

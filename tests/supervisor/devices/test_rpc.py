@@ -11,7 +11,7 @@ from planners.hardware import DeviceKind
 from planners.sizes import GIB
 from supervisor.devices.rpc import Remote, RpcServers
 from supervisor.devices.rpc_protocol import CAPS_BYTES, HELLO, LENGTH
-from supervisor.quickstart import packaged_engine
+from supervisor.engines.quickstart import packaged_engine
 from tests.fakes.rpc_servers import RpcServer, free_port, rpc_server
 
 pytestmark = pytest.mark.llama

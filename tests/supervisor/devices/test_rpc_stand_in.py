@@ -3,7 +3,7 @@ import pytest
 from planners.backends import Engine
 from supervisor.devices.rpc_protocol import greeting_of
 from supervisor.devices.rpc_stand_in import speaks
-from supervisor.quickstart import packaged_engine
+from supervisor.engines.quickstart import packaged_engine
 from tests.fakes.rpc_servers import rpc_server
 
 pytestmark = pytest.mark.llama

@@ -1,0 +1,1 @@
+"""What inferenceosctl asks, answers and prints."""

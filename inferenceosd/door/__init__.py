@@ -1,0 +1,1 @@
+"""The public port: its sockets, its keys, its certificate."""

@@ -1,0 +1,1 @@
+"""What the operator set: files and environment in, one frozen Config out."""

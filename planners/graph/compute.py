@@ -1,0 +1,147 @@
+"""Compute buffers, in bytes: estimates of what the graph allocator reserves.
+
+ggml-alloc packs tensors by lifetime, so the stages of a graph do not add up and its depth does not
+matter: the widest stage decides. The stages were read from llama.cpp's graphs and checked against
+launches of llama-server b10434.
+"""
+
+from planners.graph.families import BERTS
+from planners.graph.kv_cache import F32_BYTES, LaunchShape, kv_cells, padded
+from planners.model import LayerInfo, LayerKind, ModelInfo
+
+MAMBA_1 = ("mamba", "jamba")
+MARGIN_SHARE = 0.2  # the least that left no measured launch more than 2 % above its bound
+_MASK_BYTES = {True: 2, False: 4}  # f16 with flash attention, f32 without
+_INDEX_BYTES = 8  # without flash attention V is written through one i64 per element
+_ENCODER_FFN_ROWS = 1  # bert's graph frees each row before the next
+
+
+def device_compute_bytes(model: ModelInfo, shape: LaunchShape) -> int:
+    """Bytes reserved on each device that holds layers."""
+    n = n_tokens(shape)
+    peak = _inputs_bytes(model, shape, n) + _peak_bytes(model, shape, n)
+    if shape.n_gpu_layers <= model.n_layer or shape.n_cpu_moe:
+        # Large batches borrow the device for weights that lie on the host: one copy at a time.
+        peak += model.largest_tensor_bytes
+    return peak
+
+
+def host_compute_bytes(model: ModelInfo, shape: LaunchShape) -> int:
+    """Bytes reserved on the host: the graph's inputs, or all of it where the host computes."""
+    n = n_tokens(shape)
+    inputs = _inputs_bytes(model, shape, n) + 2 * _rows(model.n_embd, n)
+    if not shape.split or _leaves_recurrent_layers(model, shape):
+        return inputs + _peak_bytes(model, shape, n)
+    return inputs
+
+
+def _leaves_recurrent_layers(model: ModelInfo, shape: LaunchShape) -> bool:
+    """True where the host runs recurrent layers: always those of Mamba-1, by op support."""
+    on_host = model.layers[: max(0, model.n_layer + 1 - shape.n_gpu_layers)]
+    return model.architecture in MAMBA_1 or any(
+        layer.kind is LayerKind.RECURRENT for layer in on_host
+    )
+
+
+def n_tokens(shape: LaunchShape) -> int:
+    """Tokens of the largest graph: one ubatch, in equal shares for all slots."""
+    return padded(min(shape.n_ctx, shape.n_ubatch), shape.n_parallel)
+
+
+def n_outputs(model: ModelInfo, shape: LaunchShape) -> int:
+    """Tokens of one batch that have outputs (tools/server, server_output_limits)."""
+    return shape.n_batch if shape.embedding or not model.is_causal else shape.n_parallel
+
+
+def _rows(width: int, n: int) -> int:
+    """Bytes of an f32 activation of `width` for `n` tokens."""
+    return F32_BYTES * width * n
+
+
+def _inputs_bytes(model: ModelInfo, shape: LaunchShape, n: int) -> int:
+    """Masks, and without flash attention the rows' indices: one of each per cache."""
+    kinds = {layer.kind: layer for layer in model.layers}
+    mask = _MASK_BYTES[shape.flash_attn]
+    if model.is_encoder:
+        has_windows = f"{model.architecture}.attention.sliding_window" in dict(model.metadata)
+        return n * n * mask * (2 if has_windows else 1)
+    total = 0
+    for kind in (LayerKind.FULL, LayerKind.SWA):
+        if (layer := kinds.get(kind)) is None:
+            continue
+        total += kv_cells(model, layer, shape) * n * mask
+        if not shape.flash_attn:
+            total += _INDEX_BYTES * n * layer.v_width
+    return total
+
+
+def _peak_bytes(model: ModelInfo, shape: LaunchShape, n: int) -> int:
+    """The widest stage over all layers and the logits, inputs apart."""
+    objects = dict(zip(map(id, model.layers), model.layers, strict=True))  # few, for equal layers
+    kinds = {_kind(layer): layer for layer in objects.values()}
+    stages = [stage for layer in kinds.values() for stage in _stages(model, layer, shape, n)]
+    if model.output_bytes and not model.is_encoder:
+        logits = _rows(model.n_vocab, min(n, n_outputs(model, shape)))
+        stages.append(_rows(model.n_embd, n) + logits)
+    return max(stages, default=0)
+
+
+def _kind(layer: LayerInfo) -> tuple[object, ...]:
+    """What decides a layer's stages: its weights do not, and would take long to hash."""
+    widths = (layer.n_head, layer.q_width, layer.k_width, layer.v_width, layer.n_ff)
+    return layer.kind, bool(layer.expert_bytes), layer.has_gate, layer.has_qk_norm, *widths
+
+
+def _stages(model: ModelInfo, layer: LayerInfo, shape: LaunchShape, n: int) -> list[int]:
+    stages = [2 * _rows(model.n_embd, n) + _ffn_bytes(model, layer, n)]
+    if layer.kind is LayerKind.RECURRENT:
+        stages.append(_recurrent_bytes(model, shape, n))
+    elif layer.n_head:
+        stages.append(_attention_bytes(model, layer, shape, n))
+    return stages
+
+
+def _ffn_bytes(model: ModelInfo, layer: LayerInfo, n: int) -> int:
+    if layer.expert_bytes:
+        active = _rows(layer.n_ff * model.n_expert_used, n)
+        return max(3 * active, _rows(model.n_embd * model.n_expert_used, n) + active)
+    rows = 3 if layer.has_gate else 2
+    if model.is_encoder:  # those of today have their gate within ffn_up
+        is_plain = model.architecture in BERTS and not layer.has_gate
+        rows = _ENCODER_FFN_ROWS if is_plain else 3
+    return rows * _rows(layer.n_ff, n)
+
+
+def _attention_bytes(model: ModelInfo, layer: LayerInfo, shape: LaunchShape, n: int) -> int:
+    q, embeddings = _rows(layer.q_width, n), _rows(model.n_embd, n)
+    if not shape.flash_attn:
+        n_kv = n if model.is_encoder else kv_cells(model, layer, shape)
+        latent = q if layer.k_width and not layer.v_width else 0
+        kv = 2 * q if model.is_encoder else 0  # in no cache
+        return embeddings + q + _rows(layer.n_head * n_kv, n) + latent + kv
+    kv = 2 * _rows(layer.k_width, n) + _rows(layer.v_width, n)
+    if model.architecture == "gemma3" or model.is_encoder:
+        kv = 0
+    return 2 * embeddings + (4 if layer.has_qk_norm else 3) * q + kv
+
+
+def _recurrent_bytes(model: ModelInfo, shape: LaunchShape, n: int) -> int:
+    """Stage of a recurrent layer: Mamba-1, Mamba-2 and gated delta nets."""
+    embeddings = _rows(model.n_embd, n)
+    ssm = model.recurrent
+    if ssm is None:  # short convolutions, RWKV
+        return 2 * embeddings + 3 * _rows(model.n_embd, n)
+    if model.architecture in MAMBA_1:
+        return embeddings + 24 * n * ssm.d_inner
+    groups = 2 * ssm.n_group * ssm.d_state
+    if model.architecture in ("qwen3next", "qwen35", "qwen35moe", "kimi-linear"):
+        heads = ssm.n_head * ssm.d_state
+        return 2 * embeddings + _rows(3 * (groups + heads) + 2 * heads, n)
+    convolved = ssm.d_inner + groups
+    return (
+        2 * embeddings
+        + _rows(2 * ssm.d_inner + groups + ssm.n_head, n)
+        + 2 * _rows(convolved, n)
+        + _rows(ssm.d_inner, n)
+        + _rows(ssm.d_state * ssm.d_inner, shape.n_parallel)
+    )

@@ -1,0 +1,1 @@
+"""What launches on this machine showed, as values, and what it corrects."""

@@ -1,0 +1,1 @@
+"""One child from exec to reaped: its process, its words, its progress."""

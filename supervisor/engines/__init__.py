@@ -1,0 +1,1 @@
+"""The llama-servers of this machine: found, tried, remembered."""

@@ -1,0 +1,215 @@
+"""Finds the llama-servers of this machine and trusts none of them untried.
+
+In order: what the config names, own builds under the state folder, PATH, the quickstart package.
+A candidate that fails is named with its reason and the next of its kind is tried; one that breaks
+never hides the others.
+"""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from planners.backends import DEFAULT_ORDER, Engine, EngineDevice, RejectedEngine
+from supervisor.devices.host import cpu_identity
+from supervisor.engines.engine_cache import EngineCache, EngineFiles, Verdict
+from supervisor.engines.quickstart import packaged_engine
+from supervisor.engines.trial import (
+    TrialFailed,
+    TrialLimits,
+    list_devices,
+    refuse_foreign,
+    try_engine,
+)
+from supervisor.errors import SupervisorError
+from supervisor.printable import printable
+
+AT_ONCE = 2  # a trial is one thread of work; more would only slow a small machine's other trials
+BINARY = "llama-server"
+
+_DEVICE_BACKENDS = {
+    "CUDA": "cuda",
+    "ROCm": "hip",
+    "HIP": "hip",
+    "MTL": "metal",
+    "Metal": "metal",
+    "Vulkan": "vulkan",
+}
+
+ConfiguredEngine = tuple[str, str, tuple[tuple[str, str], ...]]
+"""`[backends.NAME]`: (NAME, path, env)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    path: str
+    source: str
+    env: tuple[tuple[str, str], ...] = ()
+
+
+async def find_engines(
+    *,
+    configured: tuple[ConfiguredEngine, ...] = (),
+    state_dir: Path,
+    search_path: str | None = None,
+    quickstart: bool = True,
+    limits: TrialLimits | None = None,
+    remember: bool = True,
+) -> tuple[tuple[Engine, ...], tuple[RejectedEngine, ...]]:
+    """Every engine that decodes here, in the order of the sources, and every one that does not.
+
+    `search_path` stands for PATH where it is given. Verdicts are remembered in
+    `state_dir`/engines.json, but not where `remember` is off, which writes nothing; devices are
+    asked anew each time.
+    """
+    kinds = _candidates(configured, state_dir, search_path, quickstart=quickstart)
+    trials = _Trials(state_dir, limits or TrialLimits())
+    async with asyncio.TaskGroup() as tasks:
+        found = [tasks.create_task(trials.first_that_runs(kind)) for kind in kinds]
+    if remember:
+        trials.cache.save()
+    engines = [engine for task in found if (engine := task.result()[0]) is not None]
+    by_id = {engine.engine_id: engine for engine in reversed(engines)}  # of equal ones the first
+    return (
+        tuple(engine for engine in engines if by_id[engine.engine_id] is engine),
+        tuple(rejected for task in found for rejected in task.result()[1]),
+    )
+
+
+def backend_kind(devices: Sequence[EngineDevice], libraries: Sequence[str]) -> str:
+    """The backend an engine was built for: by its devices, else by the libraries beside it."""
+    seen = {backend_of(device.name) for device in devices}
+    beside = {
+        backend
+        for backend in DEFAULT_ORDER
+        if any(name.startswith(f"libggml-{backend}.") for name in libraries)
+    }
+    ranked = (*(b for b in DEFAULT_ORDER if b in seen), *(b for b in DEFAULT_ORDER if b in beside))
+    return next(iter(ranked), "cpu")
+
+
+def backend_of(device_name: str) -> str | None:
+    """The backend of a device ("Vulkan0" → "vulkan"); None for others, such as RPC's."""
+    return _DEVICE_BACKENDS.get(device_name.rstrip("0123456789"))
+
+
+class _Trials:
+    """One round of trials: at most AT_ONCE at a time, with one memory."""
+
+    def __init__(self, state_dir: Path, limits: TrialLimits) -> None:
+        self.cache = EngineCache(state_dir / "engines.json", cpu=cpu_identity())
+        self._limits = limits
+        self._turn = asyncio.Semaphore(AT_ONCE)
+
+    async def first_that_runs(
+        self, kind: Sequence[_Candidate]
+    ) -> tuple[Engine | None, tuple[RejectedEngine, ...]]:
+        """The first candidate of one kind that decodes, and those tried in vain before it."""
+        rejected: list[RejectedEngine] = []
+        for candidate in kind:
+            try:
+                async with self._turn:
+                    engine = await self._tried(candidate)
+            except (SupervisorError, OSError) as exc:
+                reason = exc.reason if isinstance(exc, TrialFailed) else str(exc)
+                path = printable(candidate.path)
+                rejected.append(RejectedEngine(path, candidate.source, printable(reason)))
+            else:
+                return engine, tuple(rejected)
+        return None, tuple(rejected)
+
+    async def _tried(self, candidate: _Candidate) -> Engine:
+        """The engine at `candidate`, decoding. Raises TrialFailed."""
+        if not candidate.path.isprintable():
+            raise TrialFailed(path=candidate.path, reason="its path cannot be printed")
+        refuse_foreign(candidate.path)
+        files = await self.cache.files(candidate.path)
+        untried = _untried(candidate, files)
+        verdict = self.cache.verdict(files, env=candidate.env)
+        if verdict is not None and verdict.reason is not None:
+            raise TrialFailed(path=candidate.path, reason=verdict.reason, lasting=True)
+        if verdict is None:
+            verdict = await self._judged(untried, files)
+        devices = await list_devices(untried, limit_s=self._limits.ask_s)
+        return replace(
+            untried,
+            backend=backend_kind(devices, files.libraries),
+            flags=frozenset(verdict.flags),
+            version=verdict.version,
+            has_tiles=verdict.has_tiles,
+            devices=devices,
+        )
+
+    async def _judged(self, engine: Engine, files: EngineFiles) -> Verdict:
+        """The outcome of a real trial, remembered where it can only come out the same again."""
+        try:
+            able = await try_engine(engine, limits=self._limits)
+        except TrialFailed as exc:
+            if exc.lasting:
+                self.cache.remember(files, env=engine.env, verdict=Verdict(reason=exc.reason))
+            raise
+        flags = tuple(sorted(able.flags))
+        verdict = Verdict(version=able.version, flags=flags, has_tiles=able.has_tiles)
+        self.cache.remember(files, env=engine.env, verdict=verdict)
+        return verdict
+
+
+def _untried(candidate: _Candidate, files: EngineFiles) -> Engine:
+    return Engine(
+        engine_id=files.content_id[:12],
+        backend="cpu",
+        path=candidate.path,
+        source=candidate.source,
+        env=candidate.env,
+        flags=frozenset(),
+        devices=(),
+        version="unknown",
+    )
+
+
+def _candidates(
+    configured: Sequence[ConfiguredEngine],
+    state_dir: Path,
+    search_path: str | None,
+    *,
+    quickstart: bool,
+) -> Iterator[list[_Candidate]]:
+    """Candidates by kind: of each kind the first that runs is wanted. No file appears twice."""
+    seen: set[str] = set()
+    for kind in _kinds(configured, state_dir, search_path, quickstart=quickstart):
+        by_path = {candidate.path: candidate for candidate in kind if candidate.path not in seen}
+        seen.update(by_path)
+        yield list(by_path.values())
+
+
+def _kinds(
+    configured: Sequence[ConfiguredEngine],
+    state_dir: Path,
+    search_path: str | None,
+    *,
+    quickstart: bool,
+) -> Iterator[list[_Candidate]]:
+    for _, path, env in configured:
+        yield [_Candidate(_real(path), "config", env)]
+    for builds in _own_builds(state_dir / "engines"):
+        yield [_Candidate(_real(binary), "built") for binary in builds]
+    if on_path := shutil.which(BINARY, path=search_path):
+        yield [_Candidate(_real(on_path), "path")]
+    if quickstart and (packaged := packaged_engine()):
+        yield [_Candidate(_real(packaged.path), "quickstart", packaged.env)]
+
+
+def _own_builds(engines_dir: Path) -> Iterator[list[Path]]:
+    """Per backend its binaries: `current` first, then the other builds, newest first."""
+    for backend in sorted(engines_dir.glob("*")):  # glob passes over what may not be read
+        builds = [b for b in backend.glob(f"[!.]*/bin/{BINARY}") if b.parts[-3] != "current"]
+        builds.sort(key=lambda path: path.lstat().st_mtime, reverse=True)  # a dangling link too
+        current = backend / "current" / "bin" / BINARY
+        yield [current, *builds] if os.path.exists(current) else builds
+
+
+def _real(path: str | Path) -> str:
+    """The file itself: a build keeps its path when `current` moves on."""
+    return os.path.realpath(path)

@@ -1,0 +1,1 @@
+"""Slots of children and the callers who want them."""

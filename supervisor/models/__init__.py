@@ -1,0 +1,1 @@
+"""The models on disk: found, read, named."""

@@ -1,0 +1,235 @@
+"""The models on offer: GGUF files in the configured folders, named by their paths.
+
+Owns what is known of files between scans. A scan is a sweep of stat calls; only what changed is
+read again, in a thread of its own, and the outcome replaces the old one whole.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import structlog
+
+from planners.gguf import GgufError, GgufKind
+from planners.model import (
+    BrokenFile,
+    BrokenKind,
+    ModelId,
+    ModelInfo,
+    ModelSettings,
+    ServedModel,
+    folded,
+)
+from planners.settings import ModelRule
+from supervisor.models.gguf_files import (
+    CannotLook,
+    DiskFailed,
+    FileStat,
+    ModelFile,
+    Sweep,
+    file_at,
+    raise_if_passing,
+    read_model,
+    stat_of,
+    sweep,
+)
+from supervisor.models.listing import Files, Listing, Offer, listed
+from supervisor.patience import NoAnswer, PatientReader
+
+SCAN_S = 60.0  # a scan that takes longer hangs on a file system that does not answer
+SETTLED_S = 60.0  # a truncated file that was written this recently may still grow
+EMPTY = Listing(models={}, names={}, broken=())
+
+log = structlog.get_logger(__name__)
+
+
+class Catalogue:
+    """Models by name. `scan` looks for changes; between scans nothing here changes."""
+
+    def __init__(
+        self,
+        *,
+        dirs: tuple[str, ...],
+        rules: tuple[ModelRule, ...],
+        defaults: ModelSettings,
+        scan_s: float = SCAN_S,
+    ) -> None:
+        self._offer = Offer(dirs, rules, defaults)
+        self._listing = EMPTY
+        self._is_stalled = self._is_blind = False
+        self._library = _Library()
+        self._reader = PatientReader("catalogue", self._read, limit_s=scan_s)
+        self._scan_s = scan_s
+
+    @property
+    def models(self) -> Mapping[ModelId, ServedModel]:
+        """Every model, by its name, as of the last scan."""
+        return self._listing.models
+
+    @property
+    def broken(self) -> tuple[BrokenFile, ...]:
+        """Files that look like models and are none, with the reason, by path."""
+        return self._listing.broken
+
+    def why_broken(self, names: Iterable[ModelId]) -> dict[ModelId, str]:
+        """What is wrong with the files of those names that would be models' but for that."""
+        asked = frozenset(names)
+        broken = ((ModelId(n), file.reason) for file in self.broken for n in file.names)
+        return {name: reason for name, reason in broken if name in asked}
+
+    def resolve(self, name: str) -> ServedModel | None:
+        """The model of that name or alias; case does not count and ":latest" is optional."""
+        exact = self._listing.models.get(ModelId(name))
+        if exact is not None:
+            return exact
+        model_id = self._listing.names.get(folded(name))
+        return None if model_id is None else self._listing.models[model_id]
+
+    def reconfigure(
+        self, *, dirs: tuple[str, ...], rules: tuple[ModelRule, ...], defaults: ModelSettings
+    ) -> None:
+        """What the next scan goes by."""
+        self._offer = Offer(dirs, rules, defaults)
+
+    async def scan(self) -> bool:
+        """Look at the folders again; True where a model or a broken file came, went or changed."""
+        try:
+            offer, listing = await self._reader.read()
+            while offer is not self._offer:  # it was under way when the offer changed
+                offer, listing = await self._reader.read()
+        except NoAnswer:
+            if not self._is_stalled:  # a disk may hang for days, and is looked at all the while
+                log.warning("catalogue.stalled", waited_s=self._scan_s, dirs=self._offer.dirs)
+            self._is_stalled = True
+            return False
+        except CannotLook as exc:  # what was offered stays: a failed look is no absence
+            if not self._is_blind:
+                log.warning("catalogue.blind", reason=str(exc))
+            self._is_stalled, self._is_blind = False, True
+            return False
+        self._is_stalled = self._is_blind = False
+        before, self._listing = self._listing, listing
+        _log_changes(before, listing)
+        return listing != before
+
+    def _read(self) -> tuple[Offer, Listing]:
+        """What the offer in force comes to, and that offer. Blocking, in the reader's thread."""
+        offer = self._offer
+        return offer, self._library.listing(offer)
+
+
+def _log_changes(before: Listing, after: Listing) -> None:
+    if before.models != after.models:
+        log.info("catalogue.changed", n_models=len(after.models), n_broken=len(after.broken))
+    known = frozenset(before.broken)  # a folder may hold thousands
+    for broken in after.broken:
+        if broken not in known:
+            log.warning("model.broken", path=broken.path, reason=broken.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a file turned out to be."""
+
+    key: str
+    info: ModelInfo | BrokenFile
+    is_final: bool
+    """False where the same file may read differently next time."""
+
+
+class _Library:
+    """What files turned out to be, kept while they stay so. Lives in the reading thread.
+
+    What a disk that does not answer held when it last did is held to be there still.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Read] = {}
+        self._swept: tuple[ModelFile, ...] = ()
+        self._named: dict[tuple[str, str], ModelFile | BrokenFile] = {}
+        self._companions: dict[str, FileStat | str] = {}
+
+    def listing(self, offer: Offer) -> Listing:
+        """What is on offer now. Blocking. Raises CannotLook."""
+        found = sweep(offer.dirs)
+        self._swept = _with_unseen(found, self._swept, dirs=offer.dirs)
+        named = tuple(
+            (rule, self._file_at(rule.path, rule.name))
+            for rule in offer.rules
+            if rule.path is not None
+        )
+        wanted = [*self._swept, *(file for _, file in named if isinstance(file, ModelFile))]
+        others = (self._file_at(path, path) for path in offer.read_companions())
+        wanted += [file for file in others if isinstance(file, ModelFile)]
+        self._known = {file.path: self._read(file) for file in wanted}
+        files = Files(
+            found=self._swept,
+            named=named,
+            infos={path: read.info for path, read in self._known.items()},
+            companions={path: self._stat_of(path) for path in offer.companions()},
+            broken=found.broken,
+        )
+        return listed(offer, files)
+
+    def _file_at(self, path: str, name: str) -> ModelFile | BrokenFile:
+        try:
+            file = file_at(path, name=name)
+        except DiskFailed as exc:
+            return self._named.get((path, name)) or BrokenFile(path, str(exc))
+        self._named[path, name] = file
+        return file
+
+    def _stat_of(self, path: str) -> FileStat | str:
+        try:
+            found = stat_of(path)
+        except DiskFailed as exc:
+            return self._companions.get(path) or str(exc)
+        self._companions[path] = found
+        return found
+
+    def _read(self, file: ModelFile) -> _Read:
+        known = self._known.get(file.path)
+        if known is not None and known.is_final and known.key == file.key:
+            return known
+        try:
+            return _Read(file.key, read_model(file), is_final=True)
+        except GgufError as exc:
+            is_cut = exc.kind is GgufKind.TRUNCATED
+            may_grow = is_cut and _age_s(file) < SETTLED_S
+            hint = "; it was written just now and may still grow" if may_grow else ""
+            kind = BrokenKind.INCOMPLETE if is_cut else BrokenKind.FILE
+            broken = BrokenFile(file.path, f"{exc}{hint}", kind=kind)
+            return _Read(file.key, broken, is_final=not may_grow)
+        except OSError as exc:
+            with suppress(DiskFailed):  # a bad sector is its file's alone
+                raise_if_passing(exc, path=file.path)
+            reason = f"cannot be read: {exc.strerror or exc}"
+            return _Read(file.key, BrokenFile(file.path, reason), is_final=False)
+
+
+def _with_unseen(
+    found: Sweep, before: Iterable[ModelFile], *, dirs: Sequence[str]
+) -> tuple[ModelFile, ...]:
+    """The files of a sweep, and those of the one before that it could not look at, by folder."""
+    if not found.unseen:
+        return found.files
+    there = {file.path for file in found.files}
+    unseen = (file for file in before if file.path not in there and _is_of(file, found.unseen))
+
+    def place(file: ModelFile) -> int:
+        return next((n for n, folder in enumerate(dirs) if _is_below(file.path, folder)), len(dirs))
+
+    return tuple(sorted((*found.files, *unseen), key=place))
+
+
+def _is_of(file: ModelFile, paths: Iterable[str]) -> bool:
+    return any(_is_below(part.path, path) for path in paths for part in file.parts)
+
+
+def _is_below(path: str, other: str) -> bool:
+    return path == other or path.startswith(other.rstrip("/") + "/")
+
+
+def _age_s(file: ModelFile) -> float:
+    return time.time() - file.modified_ns / 1e9

@@ -1,0 +1,250 @@
+"""What is on offer: files, their facts and the operator's rules in, models by name out. Pure."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from planners.model import (
+    BrokenFile,
+    BrokenKind,
+    ModelId,
+    ModelInfo,
+    ModelSettings,
+    ServedModel,
+    folded,
+)
+from planners.settings import ModelRule
+from supervisor.models.gguf_files import SUFFIX, FileStat, ModelFile
+from supervisor.models.projectors import is_projector_name, projector_for
+
+_MODEL_TYPES = (None, "model")
+"""`general.type` of files that can be served; "imatrix" and others cannot."""
+_PART_NUMBER = re.compile(r"-[0-9]{5}-of-[0-9]{5}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the configuration says of models."""
+
+    dirs: tuple[str, ...]
+    rules: tuple[ModelRule, ...]
+    defaults: ModelSettings
+
+    def read_companions(self) -> frozenset[str]:
+        """Every draft model and projector that a rule names: their facts count."""
+        settings = [rule.settings for rule in self.rules]
+        paths = [path for one in settings for path in (one.draft_path, one.mmproj_path)]
+        return frozenset(path for path in paths if path is not None)
+
+    def companions(self) -> frozenset[str]:
+        """Every projector, draft and adapter that a rule names."""
+        return frozenset(path for rule in self.rules for _, path in _companions(rule.settings))
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What the disk holds, as far as an offer is concerned."""
+
+    found: tuple[ModelFile, ...]
+    """In the folders."""
+    named: tuple[tuple[ModelRule, ModelFile | BrokenFile], ...]
+    """For every rule that has a path."""
+    infos: Mapping[str, ModelInfo | BrokenFile]
+    """By path, for all of the above."""
+    companions: Mapping[str, FileStat | str]
+    """Of every companion a rule names: the file, or why there is none."""
+    broken: tuple[BrokenFile, ...]
+    """What was no file to begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Models by name."""
+
+    models: Mapping[ModelId, ServedModel]
+    names: Mapping[str, ModelId]
+    """Every name and alias, folded → the model it means."""
+    broken: tuple[BrokenFile, ...]
+
+
+def listed(offer: Offer, files: Files) -> Listing:
+    """The models that `files` make under the rules of `offer`. The first to claim a name has it."""
+    return _Shelf(offer, files).listing()
+
+
+class _Shelf:
+    """One listing in the making."""
+
+    def __init__(self, offer: Offer, files: Files) -> None:
+        self._offer, self._files = offer, files
+        self._rules = {folded(rule.name): rule for rule in offer.rules if rule.path is None}
+        self._broken = [replace(file, names=self._names_below(file.path)) for file in files.broken]
+        self._models: dict[ModelId, ServedModel] = {}
+
+    def listing(self) -> Listing:
+        models, projectors = self._sorted_out()
+        beside = _Beside(models=models, projectors=projectors)
+        for file, info, rule in models:
+            self._place(file, info, rule, beside)
+        self._report_idle_rules()
+        names: dict[str, ModelId] = {}
+        for model_id in self._models:
+            names.setdefault(folded(model_id), model_id)
+        for model_id, model in self._models.items():
+            for alias in model.aliases:
+                names.setdefault(folded(alias), model_id)
+        broken = sorted(set(self._broken), key=lambda file: (file.path, file.reason))
+        return Listing(self._models, names, tuple(broken))
+
+    def _sorted_out(
+        self,
+    ) -> tuple[list[tuple[ModelFile, ModelInfo, ModelRule | None]], list[ModelFile]]:
+        """Models, those that rules name by path first, and projectors; the rest is broken."""
+        models: list[tuple[ModelFile, ModelInfo, ModelRule | None]] = []
+        projectors: list[ModelFile] = []
+        for file, rule in self._candidates():
+            info = self._files.infos[file.path]
+            if isinstance(info, BrokenFile):
+                self._broken.append(replace(info, names=self._names(file.name, rule)))
+            elif rule is None and (info.is_projector or is_projector_name(file.stem)):
+                projectors.append(file)
+            elif (reason := _why_no_model(info)) is not None:
+                self._broken.append(BrokenFile(file.path, reason, self._names(file.name, rule)))
+            else:
+                models.append((file, info, rule or self._rules.get(folded(file.name))))
+        return models, projectors
+
+    def _candidates(self) -> Iterator[tuple[ModelFile, ModelRule | None]]:
+        claimed = set()
+        for rule, named in self._files.named:
+            if isinstance(named, BrokenFile):
+                reason = f"its file {named.path}: {named.reason}"
+                names = self._names(rule.name, rule)
+                self._broken.append(replace(named, reason=reason, names=names))
+            else:
+                claimed.add(named.parts[0].key)
+                yield named, rule
+        companions = {
+            stat.key for stat in self._files.companions.values() if isinstance(stat, FileStat)
+        }
+        for file in self._files.found:
+            is_companion = file.parts[0].key in companions and self._is_no_model(file)
+            if file.parts[0].key not in claimed and not is_companion:
+                yield file, None
+
+    def _is_no_model(self, file: ModelFile) -> bool:
+        """True for what only a rule has a use for; a draft that is a model too stays on offer."""
+        info = self._files.infos[file.path]
+        return isinstance(info, BrokenFile) or _why_no_model(info) is not None
+
+    def _place(
+        self, file: ModelFile, info: ModelInfo, rule: ModelRule | None, beside: "_Beside"
+    ) -> None:
+        model_id = rule.name if rule is not None and rule.path is not None else ModelId(file.name)
+        if (holder := self._models.get(model_id)) is not None:
+            reason = f"hidden by {holder.path}: both are named {model_id}"
+            self._broken.append(BrokenFile(file.path, reason))
+            return
+        settings = self._offer.defaults if rule is None else rule.settings
+        projector = None if settings.mmproj_path else beside.projector(file)
+        if projector is not None:
+            settings = replace(settings, mmproj_path=projector.path)
+        stats = []
+        for what, path in _companions(settings):
+            stat = projector.parts[0] if projector and path == projector.path else self._stat(path)
+            if isinstance(stat, str):
+                names = self._names(file.name, rule)
+                self._broken.append(BrokenFile(file.path, f"its {what} {path}: {stat}", names))
+                return
+            stats.append((what, stat))
+        draft = self._files.infos.get(settings.draft_path or "")
+        sees = self._files.infos.get(settings.mmproj_path or "")
+        self._models[model_id] = ServedModel(
+            model_id=model_id,
+            aliases=() if rule is None else rule.aliases,
+            path=file.path,
+            info=info,
+            settings=settings,
+            size_bytes=file.size_bytes
+            + sum(stat.size_bytes for what, stat in stats if what == "projector"),
+            modified_at=file.modified_ns / 1e9,
+            file_key=_digest([file.key, *(stat.key for _, stat in stats)]),
+            draft=draft if isinstance(draft, ModelInfo) else None,
+            projector=sees if isinstance(sees, ModelInfo) else None,
+        )
+
+    def _names(self, name: str, rule: ModelRule | None) -> tuple[str, ...]:
+        """What a file of that name is offered under; a rule that names its path renames it."""
+        rule = rule or self._rules.get(folded(name))
+        if rule is None:
+            return (name,)
+        return (name if rule.path is None else rule.name, *rule.aliases)
+
+    def _names_below(self, path: str) -> tuple[str, ...]:
+        """Likewise for a file, or a part of one, that was not even read."""
+        for folder in self._offer.dirs:
+            prefix = folder.rstrip("/") + "/"
+            if path.startswith(prefix) and path.lower().endswith(SUFFIX):
+                stem = path[len(prefix) : -len(SUFFIX)]
+                return self._names(_PART_NUMBER.sub("", stem), None)
+        return ()
+
+    def _stat(self, path: str) -> FileStat | str:
+        return self._files.companions[path]
+
+    def _report_idle_rules(self) -> None:
+        """A rule by name that no file answers to, not even a broken one, is a mistake to tell."""
+        seen = {folded(file.name) for file in self._files.found}
+        for name, rule in self._rules.items():
+            if name not in seen:
+                reason = "a rule without a file: none of that name is in the model folders"
+                self._broken.append(BrokenFile(rule.name, reason, kind=BrokenKind.RULE))
+
+
+class _Beside:
+    """Projectors and the models that share their folders."""
+
+    def __init__(
+        self,
+        *,
+        models: Iterable[tuple[ModelFile, ModelInfo, ModelRule | None]],
+        projectors: Iterable[ModelFile],
+    ) -> None:
+        self._models: dict[str, list[str]] = {}
+        self._projectors: dict[str, dict[str, ModelFile]] = {}
+        for file, _, _ in models:
+            self._models.setdefault(file.folder, []).append(file.stem)
+        for file in projectors:
+            self._projectors.setdefault(file.folder, {})[file.stem] = file
+
+    def projector(self, model: ModelFile) -> ModelFile | None:
+        """The one that is `model`'s; None where there is none, or no telling whose it is."""
+        beside = self._projectors.get(model.folder)
+        if not beside:
+            return None
+        stem = projector_for(model.stem, models=self._models[model.folder], projectors=beside)
+        return None if stem is None else beside[stem]
+
+
+def _companions(settings: ModelSettings) -> Iterator[tuple[str, str]]:
+    """The other files a model is launched with: (what, path)."""
+    if settings.mmproj_path is not None:
+        yield "projector", settings.mmproj_path
+    if settings.draft_path is not None:
+        yield "draft model", settings.draft_path
+    for path in settings.lora_paths:
+        yield "LoRA adapter", path
+
+
+def _why_no_model(info: ModelInfo) -> str | None:
+    if info.is_projector:
+        return "a projector, not a model: name it as mmproj of one"
+    if info.is_adapter:
+        return "a LoRA adapter, not a model: name it as lora of one"
+    kind = dict(info.metadata).get("general.type")
+    return None if kind in _MODEL_TYPES else f"holds {kind}, not a model"
+
+
+def _digest(keys: list[str]) -> str:
+    return hashlib.sha256("+".join(keys).encode()).hexdigest()[:16]

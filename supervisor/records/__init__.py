@@ -1,0 +1,1 @@
+"""What is kept on disk of what happened, and told live."""

@@ -1,0 +1,126 @@
+"""What our launches could do about memory that others want."""
+
+from dataclasses import replace
+
+import pytest
+
+from planners.hardware import HOST
+from planners.model import ServedModel
+from planners.moving.relief import last_resort, limited, over_limits, rise, ways
+from planners.placement import plan_launch
+from planners.plan import LaunchPlan
+from planners.pressure import Kind, relief
+from planners.sizes import GIB, MIB
+from planners.view import InstanceState, Observed, View
+from tests.fakes.machines import CUDA, machine, nvidia
+from tests.fakes.views import CARD, NOW_S, RULES, A, B, seen, view
+
+FULL = machine(nvidia(0, 24.0))
+
+
+def on_card(
+    model: ServedModel = A, state: InstanceState = InstanceState.READY, **facts: object
+) -> Observed:
+    """A model wholly on the card."""
+    plan = plan_launch(model, hardware=FULL, engines=(CUDA,), rules=RULES, promised={})
+    assert isinstance(plan, LaunchPlan)
+    assert plan.n_gpu_layers == model.info.n_layer + 1
+    return seen(model, state, plan=plan, **facts)
+
+
+def world(*instances: Observed, free_gib: float = 20.0) -> View:
+    hardware = machine(nvidia(0, 24.0, free_gib=free_gib))
+    return view(A, B, instances=instances, machine=hardware, engines=(CUDA,))
+
+
+def test_an_idle_model_can_end_or_take_less() -> None:
+    found = ways(world(on_card()), {CARD: 512 * MIB}, now_s=NOW_S)
+
+    assert [way.option.kind for way in found] == [Kind.UNLOAD, Kind.MIGRATE]
+    assert found[0].plan is None
+    assert found[1].plan is not None
+    assert found[1].plan.n_gpu_layers < A.info.n_layer + 1
+    assert found[1].option.frees[CARD] >= 512 * MIB
+    assert found[1].option.cost_tokens_per_s > 0
+
+
+def test_one_in_use_only_moves_with_its_context_slots_and_cache_types() -> None:
+    busy = on_card(running=1, idle_since_s=None)
+
+    (way,) = ways(world(busy), {CARD: 512 * MIB}, now_s=NOW_S)
+
+    assert way.option.kind is Kind.MIGRATE
+    assert not way.option.is_idle
+    assert way.plan is not None
+    same = ("context", "n_parallel", "type_k", "type_v", "flash_attn")
+    assert all(getattr(way.plan, name) == getattr(busy.plan, name) for name in same)
+
+
+@pytest.mark.parametrize(
+    "instance",
+    [
+        on_card(state=InstanceState.LOADING),
+        on_card(state=InstanceState.DRAINING),
+        seen(A),
+    ],
+    ids=["loading", "draining", "on the host"],
+)
+def test_who_is_not_ready_or_not_there_can_do_nothing(instance: Observed) -> None:
+    assert ways(world(instance), {CARD: 512 * MIB}, now_s=NOW_S) == []
+
+
+def test_what_moves_already_is_left_alone() -> None:
+    moving = replace(world(on_card()), moving=frozenset((A.model_id,)))
+
+    assert ways(moving, {CARD: 512 * MIB}, now_s=NOW_S) == []
+
+
+def test_all_our_launches_together_count_against_a_limit() -> None:
+    both = (on_card(), on_card(B))
+    ours = sum(instance.plan.bytes_on(CARD) for instance in both)
+
+    over = over_limits(limited(FULL, {CARD: ours - 100}), both)
+
+    assert over == {CARD: 100}
+    assert over_limits(limited(FULL, {CARD: ours}), both) == {}
+
+
+def test_a_limit_is_only_ever_lowered() -> None:
+    own = replace(FULL, devices=(replace(FULL.devices[0], limit_bytes=5 * GIB),))
+
+    assert limited(own, {CARD: 9 * GIB}).devices[0].limit_bytes == 5 * GIB
+    assert limited(own, {CARD: GIB, HOST: GIB}).devices[0].limit_bytes == GIB
+    assert limited(own, {HOST: GIB}).host.limit_bytes == GIB
+
+
+def test_a_limit_is_met_by_the_idle_model_before_one_in_use_moves() -> None:
+    instances = (on_card(), on_card(B, running=1, idle_since_s=None))
+    found = ways(world(*instances), {CARD: 512 * MIB}, now_s=NOW_S)
+
+    (chosen,) = relief([way.option for way in found], {CARD: 512 * MIB})
+
+    assert (chosen.kind, chosen.instance_id) == (Kind.UNLOAD, "a")
+
+
+def test_who_cannot_take_less_ends_where_the_operator_says_so() -> None:
+    busy = on_card(running=1, idle_since_s=None)
+
+    assert last_resort(world(busy), {CARD: GIB}, ()) == [busy]
+    (way,) = ways(world(busy), {CARD: 512 * MIB}, now_s=NOW_S)
+    assert last_resort(world(busy), {CARD: 512 * MIB}, (way,)) == []
+
+
+def test_a_model_that_took_less_can_go_back_once_there_is_room() -> None:
+    (_, lower) = ways(world(on_card()), {CARD: 512 * MIB}, now_s=NOW_S)
+    assert lower.plan is not None
+    lowered = seen(A, plan=lower.plan)
+
+    found = rise(world(lowered), lowered)
+
+    assert found is not None
+    better, plan = found
+    assert plan.n_gpu_layers == A.info.n_layer + 1
+    assert better.takes[CARD] > 0
+    assert better.gain_tokens_per_s > 0
+    assert better.is_idle
+    assert rise(world(on_card()), on_card()) is None

@@ -1,0 +1,161 @@
+"""The watch on a fleet of real processes, those of the fake engine, and a card that is told."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from planners.hardware import DeviceKind
+from planners.pressure import PressureRules
+from planners.sizes import GIB
+from planners.view import InstanceState
+from supervisor.devices.sighting import Reading, Sighting
+from supervisor.moving.pressure_watch import NoSuchPlace, Yielded
+from tests.fakes.fleet_world import TINY, MakeWorld, World
+
+QUICK = PressureRules(
+    low_bytes=GIB, high_bytes=2 * GIB, dwell_s=0.0, cooldown_s=0.0, calm_s=0.5, rise_cooldown_s=0.5
+)
+CARD = Sighting(
+    source="cpu",  # the backend of an engine that lists no device
+    name="a card",
+    kind=DeviceKind.DISCRETE,
+    total_bytes=24 * GIB,
+    free_bytes=20 * GIB,
+    engine_name="Vulkan0",
+)
+NONE = 0
+
+
+class OneCard:
+    """A card whose free memory a test changes."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self.free_bytes = 20 * GIB
+
+    def read(self) -> Reading:
+        """What is told."""
+        return Reading((replace(CARD, free_bytes=self.free_bytes),))
+
+
+async def given(world: World, n_bytes: int | None, *, for_s: float = math.inf) -> Yielded:
+    hardware = await world.fleet.profile()
+    return world.fleet.pressure.give(hardware, "a card", n_bytes, for_s=for_s)
+
+
+async def read_anew(world: World) -> None:
+    """Wait until the machine was read once more."""
+    before = world.fleet.last_profile
+    await world.until(lambda: world.fleet.last_profile is not before)
+
+
+def layers(world: World) -> int | None:
+    """On the card, of the one that serves; None while another one is on its way."""
+    found = world.fleet.running()
+    if len(found) != 1 or found[0].state is not InstanceState.READY:
+        return None
+    return found[0].plan.n_gpu_layers
+
+
+async def test_a_yield_unloads_what_is_idle_and_holds_until_it_is_taken_back(
+    fleet_world: MakeWorld,
+) -> None:
+    card = OneCard()
+    async with fleet_world(sources=(card,)) as world:
+        await world.served_by()
+        assert layers(world)
+
+        told = await given(world, None)
+
+        assert told.limit_bytes == 0
+        await world.until_state(None)
+        await world.served_by()
+        assert layers(world) == NONE
+
+        world.fleet.pressure.take_back(await world.fleet.profile(), None)
+        world.fleet.unload(TINY)
+        await world.until_state(None)
+        await world.served_by()
+        assert layers(world)
+        kinds = await world.kinds()
+        assert kinds.count("memory.yielded") == kinds.count("memory.returned") == 1
+
+
+async def test_a_yield_moves_what_is_in_use(fleet_world: MakeWorld) -> None:
+    async with fleet_world(sources=(OneCard(),)) as world:
+        await world.served_by()
+        async with world.fleet.lease(TINY, caller="a") as lease:
+            await given(world, None)
+
+            await world.until(lambda: layers(world) == NONE)
+            assert "too much on" in (world.fleet.moved(lease) or "")
+            async with world.fleet.lease(TINY, caller="a", after=lease):
+                assert (await world.kinds()).count("migration.done") == 1
+
+
+async def test_a_yield_ends_by_itself(fleet_world: MakeWorld) -> None:
+    async with fleet_world(sources=(OneCard(),)) as world:
+        await world.served_by(keep_alive_s=math.inf)
+
+        await given(world, GIB, for_s=0.2)
+
+        assert layers(world), "as much as that was free"
+        await world.until(lambda: not world.fleet.pressure.yields())
+
+
+async def test_a_yield_names_a_place_that_is_there(fleet_world: MakeWorld) -> None:
+    async with fleet_world(sources=(OneCard(),)) as world:
+        hardware = await world.fleet.profile()
+
+        with pytest.raises(NoSuchPlace, match="there are: host, "):
+            world.fleet.pressure.give(hardware, "nowhere", GIB, for_s=1.0)
+        assert world.fleet.pressure.take_back(hardware, None) == ()
+
+
+async def test_a_model_in_use_leaves_a_card_that_others_fill_and_comes_back_to_it(
+    fleet_world: MakeWorld,
+) -> None:
+    card = OneCard()
+    async with fleet_world(sources=(card,)) as world:
+        world.fleet.pressure.rules = QUICK
+        await world.served_by(keep_alive_s=math.inf)
+        before = layers(world)
+        async with world.fleet.lease(TINY, caller="a"):
+            card.free_bytes = GIB // 2
+            await world.until(lambda: layers(world) == NONE)
+
+        card.free_bytes = 20 * GIB
+        await world.until(lambda: layers(world) == before)
+
+        kinds = await world.kinds()
+        assert kinds.count("pressure.relieved") == kinds.count("pressure.lifted") == 1
+        assert kinds.count("migration.done") == 2
+
+
+async def test_an_idle_model_unloads_when_others_fill_its_card(fleet_world: MakeWorld) -> None:
+    card = OneCard()
+    async with fleet_world(sources=(card,)) as world:
+        world.fleet.pressure.rules = QUICK
+        await world.served_by(keep_alive_s=math.inf)
+
+        card.free_bytes = GIB // 2
+
+        await world.until_state(None)
+        assert dict(world.journal.counts.evictions) == {(TINY, "memory"): 1}
+
+
+async def test_waves_of_others_need_move_nothing_more_often_than_the_rest_allows(
+    fleet_world: MakeWorld,
+) -> None:
+    card = OneCard()
+    async with fleet_world(sources=(card,)) as world:
+        world.fleet.pressure.rules = replace(QUICK, cooldown_s=60.0, calm_s=60.0)
+        await world.served_by(keep_alive_s=math.inf)
+        async with world.fleet.lease(TINY, caller="a"):
+            for free_bytes in (GIB // 2, 20 * GIB, GIB // 2, 20 * GIB):
+                card.free_bytes = free_bytes
+                await read_anew(world)
+
+        assert (await world.kinds()).count("migration.begun") <= 1
