@@ -107,7 +107,7 @@ class Prediction:
         )
 
     def _launch_key(self, engine: Engine, shape: LaunchShape) -> LaunchKey:
-        """As planners.lessons.key_of the plan."""
+        """As planners.lessons.samples.key_of the plan."""
         return key_of_shape(
             shape,
             self.served.settings,
