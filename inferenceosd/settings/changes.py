@@ -65,7 +65,10 @@ def drained_models(
     running: Iterable[Observed], launch_keys: Mapping[ModelId, str]
 ) -> tuple[str, ...]:
     """Which instances stop because of what is wanted now, by model, a sentence each."""
-    after = {True: "then starts anew on its next request", False: "then is gone"}
+    after = {
+        True: "then starts anew: at once if pinned, else on its next request",
+        False: "then is gone",
+    }
     return tuple(
         f"{seen.model_id} is drained, {after[seen.model_id in launch_keys]}"
         for seen in running

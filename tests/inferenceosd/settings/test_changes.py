@@ -91,7 +91,10 @@ def test_nothing_of_the_fleet_changes_without_a_word(field: str) -> None:
     ("launch_keys", "said"),
     [
         ({"qwen": "k"}, ()),
-        ({"qwen": "other"}, ("qwen is drained, then starts anew on its next request",)),
+        (
+            {"qwen": "other"},
+            ("qwen is drained, then starts anew: at once if pinned, else on its next request",),
+        ),
         ({"phi": "k"}, ("qwen is drained, then is gone",)),
     ],
     ids=["as before", "other settings", "no longer offered"],
