@@ -193,6 +193,11 @@ class Instance:
         return self._shop.slots_dir / f"{self.instance_id}.slots"
 
     @property
+    def restored_tokens(self) -> Mapping[int, int]:
+        """What its present child read from files of saved slots, by slot."""
+        return self._launch.restored_tokens if self._launch else {}
+
+    @property
     def is_serving(self) -> bool:
         """Whether its child is there, ready, and to stay."""
         is_ready = self._state is InstanceState.READY

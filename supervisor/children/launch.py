@@ -43,6 +43,8 @@ class Launch:
         self.progress: float | None = None
         """0 to 1 while loading, where the engine tells."""
         self.is_loaded = False
+        self.restored_tokens: dict[int, int] = {}
+        """What its child read from files of saved slots, by slot."""
         self._engine = engine
         self._socket_path, self._slot_dir = socket_path, slot_dir
         self._on_line = on_line

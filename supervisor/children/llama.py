@@ -6,6 +6,7 @@ LLAMA_SERVER_ROUTER_PORT in the environment; without them /health alone decides.
 """
 
 import errno
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import httpx
@@ -100,14 +101,24 @@ async def slots_told(client: httpx.AsyncClient) -> SlotsTold | None:
     return SlotsTold(sum(slot.is_processing for slot in slots), tuple(map(_steps, slots)))
 
 
-async def slots_seen(client: httpx.AsyncClient) -> tuple[tuple[int, int], ...]:
-    """(slot, tokens in its cache), of all slots; () where that is not answered, nor understood."""
+async def slots_seen(
+    client: httpx.AsyncClient, *, restored: Mapping[int, int]
+) -> tuple[tuple[int, int], ...]:
+    """(slot, tokens in its cache), of all slots; () where that is not answered, nor understood.
+
+    `restored`: tokens that were read from a file, by slot; of those the child tells nothing until
+    the slot has served.
+    """
     try:
         reply = await client.get("/slots")
         slots = _SLOTS.decode(reply.content)
     except (httpx.TransportError, msgspec.DecodeError):
         return ()
-    return tuple((slot.id, slot.n_prompt_tokens) for slot in slots if slot.id >= 0)
+    return tuple(
+        (slot.id, slot.n_prompt_tokens or restored.get(slot.id, 0))
+        for slot in slots
+        if slot.id >= 0
+    )
 
 
 def _steps(slot: _Slot) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ proxy.continuity's.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -183,7 +183,8 @@ class _Move:
         self._began_s = monotonic()
         self._free: Mapping[DeviceId, int] = {}
         self._n_stream: int | None = None
-        self._n_running = self._n_restored = 0
+        self._running_slots: frozenset[int] = frozenset()  # as it was cut
+        self._n_restored = 0
         self._is_cut = False
         self._lasting = source  # whoever runs on in the end
         self._saved: dict[int, tuple[SlotMove, SavedSlot]] = {}
@@ -311,7 +312,7 @@ class _Move:
     async def _tokens(self) -> dict[int, int]:
         """Tokens in each slot's cache; {} where the child does not tell in time."""
         async with client_of(self._source.socket_path, timeout_s=ANSWER_S) as client:
-            return dict(await slots_seen(client))
+            return dict(await slots_seen(client, restored=self._source.restored_tokens))
 
     def _held(self) -> tuple[Lease, ...]:
         """Leases that have a slot."""
@@ -328,7 +329,7 @@ class _Move:
         # That it does not fit was said before; here it is the slots that count.
         moves = plan.slots if isinstance(plan, MigrationPlan) else ()
         await self._end([m.slot for m in moves if m.way is Way.FINISHED])
-        self._n_running = len(self._held())
+        self._running_slots = frozenset(lease.slot for lease in self._held())
         self._leave(source.socket_path, f"it moved: {self._reason}")
         self._stage.park(source.socket_path)
         book.close(source.instance_id)
@@ -389,9 +390,10 @@ class _Move:
                 except (SlotError, SlotFileError, OSError) as exc:
                     self._note_lost(exc)
                     continue
+                launch.restored_tokens[to_slot] = saved.n_tokens
                 heirs.append(Heir(self._source.instance_id, slot, to_slot, saved.n_tokens))
         self._n_restored = len(heirs)
-        return tuple(heirs)
+        return self._awaited(heirs)
 
     async def _fitting(self, saved: SavedSlot, launch: Launch) -> SavedSlot:
         """A file as the child of `launch` reads it, in its folder."""
@@ -407,10 +409,14 @@ class _Move:
 
     def _own_heirs(self) -> tuple[Heir, ...]:
         """Of a source that goes on: each slot still knows its reply."""
-        return tuple(
+        return self._awaited(
             Heir(self._source.instance_id, slot, slot, saved.n_tokens)
             for slot, (_, saved) in self._saved.items()
         )
+
+    def _awaited(self, heirs: Iterable[Heir]) -> tuple[Heir, ...]:
+        """Those whose callers wait: an idle conversation's slot is for whoever comes next."""
+        return tuple(heir for heir in heirs if heir.slot in self._running_slots)
 
     # what is told of it
 
@@ -418,7 +424,7 @@ class _Move:
         moved = Moved(
             model_id=self._model_id,
             order=plan.order,
-            streams=self._n_running,
+            streams=len(self._running_slots),
             slots=self._n_restored,
             moved_bytes=self._bytes,
             took_s=round(monotonic() - self._began_s, 3),

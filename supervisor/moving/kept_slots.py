@@ -96,7 +96,7 @@ class KeptSlots:
 
     async def _save_all(self, launch: Launch, served: ServedModel) -> None:
         async with client_of(launch.socket_path, timeout_s=ANSWER_S) as client:
-            told = await slots_seen(client)
+            told = await slots_seen(client, restored=launch.restored_tokens)
         worth = [(slot, n) for slot, n in told if n >= LEAST_TOKENS]
         if not worth:
             return
@@ -148,6 +148,7 @@ class KeptSlots:
                     kept[kept.index(each)] = _Kept(saved, each.slot, each.plan)
                     await self._shelf.restore(door, each.slot, saved, within_s=KEEP_S)
                     restored.append(_Kept(saved, each.slot, each.plan))
+                    launch.restored_tokens[each.slot] = saved.n_tokens
         self._record("conversations.restored", launch, restored)
 
     async def _fitting(

@@ -217,17 +217,22 @@ def turn(daemon: StartedDaemon, messages: list[dict[str, str]]) -> tuple[str, in
     return str(reply["choices"][0]["message"]["content"]), int(cached)
 
 
+def unload(daemon: StartedDaemon) -> None:
+    """Tells the model that runs to go, and waits until it has."""
+    model = daemon.status()["instances"][0]["model"]
+    assert daemon.ctl("unload", model).returncode == 0
+    deadline = time.monotonic() + WITHIN_S
+    while daemon.status()["instances"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_a_conversation_is_not_read_again_after_its_model_was_unloaded(
     moving: StartedDaemon,
 ) -> None:
     asked = [{"role": "user", "content": LONG}]
     said, _ = turn(moving, asked)
-    model = moving.status()["instances"][0]["model"]
-    assert moving.ctl("unload", model).returncode == 0
-    deadline = time.monotonic() + WITHIN_S
-    while moving.status()["instances"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    unload(moving)
     assert {stat.S_IMODE(path.stat().st_mode) for path in slot_files(moving)} == {0o600}
 
     more = [{"role": "assistant", "content": said}, {"role": "user", "content": "And the boats?"}]
@@ -236,3 +241,23 @@ def test_a_conversation_is_not_read_again_after_its_model_was_unloaded(
     assert cached > 80
     assert not slot_files(moving)
     assert events(moving, "conversations.restored")
+
+
+def test_a_conversation_goes_along_again_though_nobody_spoke_meanwhile(
+    moving: StartedDaemon,
+) -> None:
+    asked = [{"role": "user", "content": LONG}]
+    turn(moving, asked)
+    moved(moving, "--context", "3072")
+    _, cached = turn(moving, asked)
+    assert cached > 80
+    moved(moving, "--context", "2048")
+    moved(moving, "--context", "3072")
+    unload(moving)
+    model = httpx.get(f"{moving.base}/v1/models", trust_env=False).json()["data"][0]["id"]
+    assert moving.ctl("load", model).returncode == 0
+    unload(moving)
+
+    _, cached = turn(moving, asked)
+
+    assert cached > 80
