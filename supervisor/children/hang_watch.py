@@ -24,7 +24,7 @@ from planners.instances.progress import (
     verdict,
 )
 from planners.plan import InstanceId
-from supervisor.children.launch import CUT_OFF, Launch
+from supervisor.children.launch import CUT_OFF, DEAF, Launch
 from supervisor.children.llama import answers, client_of, slots_told
 from supervisor.children.pulse import work_of
 from supervisor.leases.lease_book import LeaseBook
@@ -48,16 +48,20 @@ class HangWatch:
         self._launch, self._instance_id, self._book = launch, instance_id, book
         self._heard_bytes, self._limits = heard_bytes, limits
         self._course: Course | None = None
-        self._cut_off = asyncio.Event()
+        self._why_unreached = CUT_OFF
+        self._is_unreached = asyncio.Event()
 
     def missed(self) -> None:
-        """A caller could not reach the child: where its socket is gone, nobody can."""
-        if self._launch.is_cut_off:
-            self._cut_off.set()
+        """A caller could not reach the child: where nobody can, it is of no use."""
+        if not self._launch.is_cut_off and not self._launch.is_deaf:
+            return
+        self._why_unreached = CUT_OFF if self._launch.is_cut_off else DEAF
+        self._is_unreached.set()
 
     async def until_hung(self) -> Hung:
         """The evidence, once the child hangs."""
-        return await found_first(self._until_stuck(), self._cut_off.wait()) or Hung(CUT_OFF)
+        stuck = await found_first(self._until_stuck(), self._is_unreached.wait())
+        return stuck or Hung(self._why_unreached)
 
     async def _until_stuck(self) -> Hung:
         while True:

@@ -4,6 +4,7 @@ Draws no conclusions: states, leases and second tries are supervisor.instance's.
 """
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from supervisor.records.launch_history import anonymous_bytes, with_process
 HEALTH_EVERY_S = 0.05  # cadence while loading: /health costs the child nothing
 HEALTH_S = 2.0  # /health is answered by the HTTP thread alone, within a millisecond
 CUT_OFF = "its socket was removed from the runtime folder, so nobody reaches it"
+DEAF = "it stopped listening but did not end, as after a SIGTERM of another process"
 MAX_BUFFERS = 1000  # a load logs some ten a device
 
 
@@ -75,6 +77,21 @@ class Launch:
         """Whether somebody removed the socket on which a child that once listened is reached."""
         has_told = self._child is not None and self._child.farewell is not None
         return (self.is_loaded or has_told) and not self._socket_path.exists()
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether nobody listens any more on the socket of a child that was ready."""
+        if not self.is_loaded:
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
+            asked.setblocking(False)
+            try:
+                asked.connect(self.socket_path)
+            except ConnectionRefusedError:
+                return True
+            except OSError:  # too many ask it, or it is another matter
+                return False
+        return False
 
     def log_lines(self, n: int) -> tuple[str, ...]:
         """Up to `n` newest lines of the child's log."""

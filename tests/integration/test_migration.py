@@ -1,6 +1,8 @@
-"""Streams whose model moves meanwhile, on the real engine: their callers see one reply."""
+"""Streams whose model moves or loses its process, on the real engine: callers see one reply."""
 
 import json
+import os
+import signal
 import stat
 import tempfile
 import time
@@ -261,3 +263,18 @@ def test_a_conversation_goes_along_again_though_nobody_spoke_meanwhile(
     _, cached = turn(moving, asked)
 
     assert cached > 80
+
+
+def test_a_process_that_others_told_to_end_is_followed_though_it_stays(
+    moving: StartedDaemon, threads: ThreadPoolExecutor
+) -> None:
+    turn(moving, [{"role": "user", "content": "Hello."}])
+    (pid,) = [instance["pid"] for instance in moving.status()["instances"]]
+    stream = asked(moving, threads, DIALECTS[0], PROMPTS[0])
+    assert stream.begun.wait(WITHIN_S)
+
+    os.kill(pid, signal.SIGTERM)
+
+    assert stream.text.result(WITHIN_S)
+    assert turn(moving, [{"role": "user", "content": "Hello."}])[0]
+    assert pid not in [instance["pid"] for instance in moving.status()["instances"]]
