@@ -58,6 +58,7 @@ class Child(asyncio.SubprocessProtocol):
         self._on_stdout, self._on_stderr = on_stdout, on_stderr
         self._budget_bytes = {1: FLOOD_BYTES, 2: FLOOD_BYTES}
         self._budget_until_s = {1: 0.0, 2: 0.0}
+        self._stemmed: set[int] = set()  # Python 3.11.2's pipes cannot tell whether they are read
         self._exited: asyncio.Future[None] = loop.create_future()
         self._closed: asyncio.Future[None] = loop.create_future()
         self._transport: asyncio.SubprocessTransport | None = None
@@ -120,14 +121,17 @@ class Child(asyncio.SubprocessProtocol):
             self._budget_until_s[fd] = now_s + FLOOD_PAUSE_S
             self._budget_bytes[fd] = FLOOD_BYTES
         self._budget_bytes[fd] -= n_bytes
-        if self._budget_bytes[fd] <= 0 and not self._exited.done():
+        if self._budget_bytes[fd] <= 0 and not (self._exited.done() or fd in self._stemmed):
+            self._stemmed.add(fd)
             self._pipe(fd).pause_reading()
             asyncio.get_running_loop().call_later(FLOOD_PAUSE_S, self._go_on, fd)
 
     def _go_on(self, fd: int) -> None:
-        pipe = self._pipe(fd)
-        if not (pipe.is_closing() or pipe.is_reading()):
-            pipe.resume_reading()
+        if fd not in self._stemmed:
+            return
+        self._stemmed.remove(fd)
+        if not self._pipe(fd).is_closing():
+            self._pipe(fd).resume_reading()
 
     def _pipe(self, fd: int) -> asyncio.ReadTransport:
         assert self._transport is not None
