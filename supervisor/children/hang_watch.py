@@ -32,6 +32,8 @@ from supervisor.race import found_first
 
 log = structlog.get_logger(__name__)
 
+DYING_S = 1.0  # a process that dies has closed its socket a moment before it is gone
+
 
 class HangWatch:
     """Of one launch that is ready. `until_hung` may be awaited again: it goes on where it was."""
@@ -60,8 +62,13 @@ class HangWatch:
 
     async def until_hung(self) -> Hung:
         """The evidence, once the child hangs."""
-        stuck = await found_first(self._until_stuck(), self._is_unreached.wait())
+        stuck = await found_first(self._until_stuck(), self._until_unreached())
         return stuck or Hung(self._why_unreached)
+
+    async def _until_unreached(self) -> None:
+        await self._is_unreached.wait()
+        if self._why_unreached == DEAF:
+            await asyncio.sleep(DYING_S)
 
     async def _until_stuck(self) -> Hung:
         while True:
