@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from planners.templates.conversation import Said, Template, infill, prompt, read
+from planners.templates.go_syntax import BadTemplate
 from proxy.errors import BadOption, BadRequest
 from proxy.ollama.fields import Fields, WrongType, read_object
 from proxy.ollama.options import Options, read_options
@@ -57,11 +59,23 @@ class GenerateRequest:
     raw: bool
     context: tuple[int, ...]
     images: tuple[str, ...]
+    template: Template | None = None
+    """Of Go's, to be used instead of the model's own."""
 
     @property
     def is_empty(self) -> bool:
         """True where nothing is to be generated: a load, or an unload."""
         return not self.prompt and not self.suffix and not self.images
+
+    def rendered(self, template: Template) -> str:
+        """The prompt as `template` has it. Raises BadRequest for what that makes no text of."""
+        system = (Said("system", self.system),) if self.system else ()
+        try:
+            if self.suffix:
+                return infill(template, prefix=self.prompt, suffix=self.suffix)
+            return prompt(template, (*system, Said("user", self.prompt)))
+        except BadTemplate as exc:
+            raise BadRequest(f"template error: {exc}") from exc
 
     def messages(self) -> tuple[dict[str, object], ...]:
         """The prompt as a chat, for the model's template."""
@@ -87,11 +101,9 @@ def read_generate(body: bytes) -> GenerateRequest:
     system, context = fields.text("system"), fields.whole_numbers("context")
     if raw and (template or system or context):
         raise BadRequest("raw mode does not support template, system, or context")
-    if template:
-        raise BadRequest(
-            "template is not supported: prompts are rendered by the model's own chat template;"
-            " use raw to send a prompt that is rendered already"
-        )
+    images = fields.texts("images")
+    if template and images:
+        raise BadRequest("images are put in place by the model's own template: leave out template")
     return GenerateRequest(
         common=_common(fields),
         prompt=fields.text("prompt"),
@@ -99,8 +111,16 @@ def read_generate(body: bytes) -> GenerateRequest:
         system=system,
         raw=raw,
         context=context,
-        images=fields.texts("images"),
+        images=images,
+        template=_template(template) if template else None,
     )
+
+
+def _template(told: str) -> Template:
+    try:
+        return read(told)
+    except BadTemplate as exc:
+        raise BadRequest(f"template error: {exc}") from exc
 
 
 def _common(fields: Fields) -> Common:

@@ -130,7 +130,9 @@ def test_a_wrong_format_is_refused_as_ollama_does() -> None:
     [
         ({"raw": True, "system": "s"}, "raw mode does not support"),
         ({"raw": True, "context": [1]}, "raw mode does not support"),
-        ({"template": "{{ .Prompt }}"}, "template is not supported"),
+        ({"template": "{{ slice .Prompt 1 }}"}, "template error: it uses slice, which is not"),
+        ({"template": "{{ .Prompt", "system": "s"}, "template error: an action is not closed"),
+        ({"template": "{{ .Prompt }}", "images": ["iVBORw=="]}, "leave out template"),
         ({"context": ["a"]}, "GenerateRequest.context of type []int"),
     ],
 )
@@ -139,3 +141,30 @@ def test_a_wrong_generate_is_refused(fields: dict[str, Any], says: str) -> None:
         read_generate(json.dumps({"model": "m", "prompt": "x", **fields}).encode())
 
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "<x>"),
+        ({"system": "s"}, "s<x>"),
+        ({"suffix": "y", "template": "{{ .Prompt }}|{{ .Suffix }}"}, "x|y"),
+    ],
+)
+def test_a_template_of_the_callers_own_makes_the_prompt(fields: dict[str, Any], text: str) -> None:
+    told = {"model": "m", "prompt": "x", "template": "{{ .System }}<{{ .Prompt }}>", **fields}
+
+    request = read_generate(json.dumps(told).encode())
+
+    assert request.template is not None
+    assert request.rendered(request.template) == text
+
+
+def test_a_template_that_fails_for_this_prompt_says_so() -> None:
+    told = {"prompt": "x", "template": "{{ (index .Messages 3).Role }}"}
+
+    request = read_generate(json.dumps({"model": "m", **told}).encode())
+
+    assert request.template is not None
+    with pytest.raises(BadRequest, match="template error: it asks for number 3 of 1"):
+        request.rendered(request.template)
