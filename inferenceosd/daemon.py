@@ -360,6 +360,7 @@ class _Daemon:
             max_body_bytes=config.max_body_bytes,
             origins=config.origins,
             ui=config.ui,
+            ollama_strict=config.ollama_strict,
             listen_is_loopback=self._doors.lock.is_local,
             version=config.ollama_version,
             serves_metrics=config.serves_metrics,

@@ -46,7 +46,8 @@ class Incapable(BadRequest):
 
 async def chat(door: Door, exchange: Exchange) -> None:
     """POST /api/chat."""
-    request = read_chat(await exchange.body(limit_bytes=door.settings.max_body_bytes))
+    body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
+    request = read_chat(body, truncates=door.settings.ollama_strict)
     if not request.common.model:
         raise BadRequest("model is required")
     turn = _Turn.of(door, exchange, request.common, is_chat=True)
@@ -63,7 +64,8 @@ async def chat(door: Door, exchange: Exchange) -> None:
 
 async def generate(door: Door, exchange: Exchange) -> None:
     """POST /api/generate."""
-    request = read_generate(await exchange.body(limit_bytes=door.settings.max_body_bytes))
+    body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
+    request = read_generate(body, truncates=door.settings.ollama_strict)
     turn = _Turn.of(door, exchange, request.common, is_chat=False)
     async with exchange.attended():
         if request.is_empty and request.common.keep_alive_s == 0:

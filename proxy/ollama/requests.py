@@ -29,7 +29,7 @@ class Common:
     logprobs: bool
     top_logprobs: int
     truncate: bool
-    """Only where it is asked for outright: left out, nothing is dropped."""
+    """Left out, nothing is dropped, unless the daemon is to be as Ollama is."""
     render_only: bool
     told_options: dict[str, Any]
 
@@ -83,19 +83,20 @@ class GenerateRequest:
         return (*system, {"role": "user", "content": content(self.prompt, self.images)})
 
 
-def read_chat(body: bytes) -> ChatRequest:
-    """The request in `body`. Raises BadRequest."""
+def read_chat(body: bytes, *, truncates: bool = False) -> ChatRequest:
+    """The request in `body`; `truncates`: where it does not say. Raises BadRequest."""
     fields = read_object(body, "ChatRequest")
     tools = fields.items("tools", "api.Tools")
     for tool in tools:
         if not isinstance(tool, dict):
             raise WrongType(value=tool, field="ChatRequest.tools", wanted="api.Tool")
     messages = tuple(_message(message) for message in fields.children("messages", "Message"))
-    return ChatRequest(common=_common(fields), messages=messages, tools=tuple(tools))
+    common = _common(fields, truncates=truncates)
+    return ChatRequest(common=common, messages=messages, tools=tuple(tools))
 
 
-def read_generate(body: bytes) -> GenerateRequest:
-    """The request in `body`. Raises BadRequest."""
+def read_generate(body: bytes, *, truncates: bool = False) -> GenerateRequest:
+    """The request in `body`; `truncates`: where it does not say. Raises BadRequest."""
     fields = read_object(body, "GenerateRequest")
     raw, template = fields.flag("raw"), fields.text("template")
     system, context = fields.text("system"), fields.whole_numbers("context")
@@ -105,7 +106,7 @@ def read_generate(body: bytes) -> GenerateRequest:
     if template and images:
         raise BadRequest("images are put in place by the model's own template: leave out template")
     return GenerateRequest(
-        common=_common(fields),
+        common=_common(fields, truncates=truncates),
         prompt=fields.text("prompt"),
         suffix=fields.text("suffix"),
         system=system,
@@ -123,7 +124,7 @@ def _template(told: str) -> Template:
         raise BadRequest(f"template error: {exc}") from exc
 
 
-def _common(fields: Fields) -> Common:
+def _common(fields: Fields, *, truncates: bool) -> Common:
     top_logprobs = fields.whole("top_logprobs")
     if not 0 <= top_logprobs <= 20:
         raise BadRequest("top_logprobs must be between 0 and 20")
@@ -135,7 +136,7 @@ def _common(fields: Fields) -> Common:
         format=fields.value("format") or None,
         logprobs=fields.flag("logprobs"),
         top_logprobs=top_logprobs,
-        truncate=fields.flag("truncate"),
+        truncate=fields.flag("truncate", default=truncates),
         render_only=fields.flag("_debug_render_only"),
         told_options=fields.mapping("options"),
     )

@@ -183,7 +183,7 @@ async def test_a_prompt_over_its_own_num_ctx_is_refused(tmp_path: Path, prompt: 
         reply = await at.client.post("/completion", json=told)
 
     assert reply.status_code == 400
-    assert "exceeds the num_ctx of 32 tokens" in reply.json()["error"]["message"]
+    assert "exceeds the context of 32 tokens" in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])

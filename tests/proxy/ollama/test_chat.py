@@ -205,7 +205,7 @@ async def test_a_prompt_over_the_asked_context_is_refused_with_the_numbers(
 
     assert refused.status_code == 400
     assert re.search(
-        r"prompt of 2\d\d tokens exceeds the num_ctx of 100 .* loaded with 4096",
+        r"prompt of 2\d\d tokens exceeds the context of 100 .* loaded with 4096",
         refused.json()["error"],
     )
     assert served.status_code == 200
