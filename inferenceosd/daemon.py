@@ -40,7 +40,7 @@ from inferenceosd.ground import (
     keep_temporary_files_in,
     private_folder,
 )
-from inferenceosd.lean_imports import lean_imports, settle
+from inferenceosd.lean_imports import lean_imports, settle, trim
 from inferenceosd.logs import configure_logging
 from inferenceosd.platform_folders import own_model_dir
 from inferenceosd.service_manager import ServiceManager
@@ -156,6 +156,11 @@ def _spare_the_collector() -> None:
     gc.set_threshold(YOUNG_OBJECTS)
 
 
+async def _find_engines(control: Control) -> None:
+    await control.find_engines()
+    trim()  # of trials and of what they were the first to import
+
+
 class _Daemon:
     """One run: composition, tasks, signals."""
 
@@ -240,7 +245,7 @@ class _Daemon:
                 tasks.create_task(self._reload_when_asked(control), name="reloads"),
                 tasks.create_task(self._pet_watchdog(), name="watchdog"),
                 tasks.create_task(control.follow_lock(), name="lock"),
-                tasks.create_task(control.find_engines(), name="engines"),
+                tasks.create_task(_find_engines(control), name="engines"),
                 tasks.create_task(control.retry_engines(), name="engines of late cards"),
             ]
             running = tasks.create_task(fleet.run(), name="fleet")

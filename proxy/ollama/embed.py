@@ -16,6 +16,7 @@ from proxy.exchange import Exchange
 from proxy.forward import Order, converse, whole_reply
 from proxy.ollama.fields import read_object
 from proxy.ollama.options import read_options
+from proxy.prompt.count import check_count
 from proxy.prompt.length import Bound, Prompt, bounds_of, located
 from proxy.prompt.truncation import shortened_inputs
 from supervisor.leases.lease import Lease
@@ -126,6 +127,7 @@ def _texts(told: object) -> list[str]:
     texts = [told] if isinstance(told, str) else told
     if not isinstance(texts, list) or any(not isinstance(text, str) for text in texts):
         raise BadRequest("invalid input type")
+    check_count(len(texts))
     return texts
 
 
