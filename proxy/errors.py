@@ -329,7 +329,6 @@ def answer(exc: Exception, dialect: Dialect) -> Answer | None:
             facts = {"place": exc.place, "waiting": exc.waiting}
             return _busy(busy, text, "wait_timed_out", exc.retry_after_s, facts)
         case ModelUnavailable():
-            text = _unavailable(exc)
             if exc.retry_after_s is not None:
                 return _busy(busy, text, "model_unavailable", exc.retry_after_s)
             return Answer(500, _kind(500), text, code="model_unavailable")
@@ -341,13 +340,6 @@ def answer(exc: Exception, dialect: Dialect) -> Answer | None:
         case UpstreamError():
             return Answer(500 if ollama else 502, _kind(502), text, code="model_lost")
     return None
-
-
-def _unavailable(exc: ModelUnavailable) -> str:
-    """The cause in one sentence: a child's log, with paths and 2 kB, is no caller's business."""
-    if not exc.log_tail:
-        return exc.sentence
-    return f"{exc.sentence}; inferenceosctl logs '{exc.model_id}' shows what its process said"
 
 
 def internal_error(request_id: str) -> Answer:

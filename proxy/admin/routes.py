@@ -6,7 +6,6 @@ Whoever may open the socket may do all of it: its mode, 0600, is the access cont
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 import msgspec
 from starlette.applications import Starlette
@@ -45,7 +44,7 @@ from proxy.admin.status import LockReport, StatusReport
 from proxy.bodies import decoded, read_body
 from proxy.errors import BadRequest, CallerLeft, Dialect, ProxyError, UnknownModel, answer, body
 from proxy.telemetry.metrics import CONTENT_TYPE
-from supervisor.leases.lease import LeaseError, ModelUnavailable, Stopping
+from supervisor.leases.lease import LeaseError, Stopping
 from supervisor.moving.carrying import MoveFailed
 from supervisor.planner import PlanTookTooLong
 from supervisor.probe import HostUnread
@@ -177,8 +176,6 @@ def _refusal(exc: Exception) -> Response:
     said = answer(exc, Dialect.OLLAMA)
     if said is None:
         raise exc
-    if isinstance(exc, ModelUnavailable):
-        said = replace(said, message=str(exc))  # an operator is shown the log's last lines too
     return Response(
         body(said, Dialect.OLLAMA),
         status_code=said.status,

@@ -86,10 +86,8 @@ class ModelUnavailable(LeaseError):
     ) -> None:
         self.model_id, self.reason, self.retry_after_s = model_id, reason, retry_after_s
         self.log_tail = tuple(log_tail)
-        self.sentence = f"{model_id} cannot be served: {reason}"
-        """The same without those lines, which are for operators."""
         said = "\n".join(("", TAIL_HEADING, *log_tail)) if log_tail else ""
-        super().__init__(f"{self.sentence}{said}")
+        super().__init__(f"{model_id} cannot be served: {reason}{said}")
 
 
 class Stopping(LeaseError):

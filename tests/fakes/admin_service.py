@@ -250,10 +250,7 @@ class OneModelService:
         self._known(name)
         if self.unavailable is not None:
             raise ModelUnavailable(
-                model_id=ModelId(name),
-                reason=self.unavailable,
-                retry_after_s=4.2,
-                log_tail=("loading", "cut short"),
+                model_id=ModelId(name), reason=self.unavailable, retry_after_s=4.2
             )
         return LoadReport("qwen", 3.5)
 

@@ -103,26 +103,6 @@ def test_who_waited_in_vain_is_told_its_place_in_each_dialect(dialect: Dialect) 
     assert said.headers == ((b"retry-after", b"4"),)
 
 
-@pytest.mark.parametrize("retry_after_s", [None, 3.0], ids=["for good", "for now"])
-def test_a_caller_is_told_the_cause_and_not_the_log_of_the_process(
-    retry_after_s: float | None,
-) -> None:
-    refused = ModelUnavailable(
-        model_id=M,
-        reason="it crashed (SIGSEGV)",
-        retry_after_s=retry_after_s,
-        log_tail=("srv load_model: loading /home/me/secret.gguf", "cut short"),
-    )
-
-    said = errors.answer(refused, Dialect.OPENAI)
-
-    assert said is not None
-    assert said.message == (
-        f"{M} cannot be served: it crashed (SIGSEGV);"
-        f" inferenceosctl logs '{M}' shows what its process said"
-    )
-
-
 def test_openai_gets_its_error_object_with_the_numbers() -> None:
     exc = PromptTooLong(model="m", n_prompt=9, n_ctx=8)
     said = errors.answer(exc, Dialect.OPENAI)

@@ -195,12 +195,7 @@ def test_a_model_that_cannot_be_served_says_why_and_when_to_ask_again(
     reply = client.post("/load", json={"model": "qwen"})
 
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "5")
-    assert reply.json()["error"].split("\n") == [
-        "qwen cannot be served: died of SIGSEGV",
-        "The last lines of its log:",
-        "loading",
-        "cut short",
-    ]
+    assert reply.json() == {"error": "qwen cannot be served: died of SIGSEGV"}
 
 
 def test_a_journal_that_cannot_be_read_is_no_journal_without_events() -> None:
