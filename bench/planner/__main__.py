@@ -20,6 +20,7 @@ from planners.layout.dry_runs import PreflightFailed
 TABLE = Path(__file__).parents[1] / "data" / "planning_actuals.jsonl"
 SHAPES = TABLE.with_name("planning_shapes.jsonl")
 OTHERS = TABLE.with_name("planning_others.jsonl")
+TWINS = TABLE.with_name("planning_twins.jsonl")
 
 
 def main() -> None:
@@ -27,7 +28,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench-planner", description=__doc__)
     rows = os.environ.get("ROWS")
     parser.add_argument(
-        "--rows", type=Path, nargs="*", default=[Path(rows)] if rows else [TABLE, SHAPES, OTHERS],
+        "--rows", type=Path, nargs="*",
+        default=[Path(rows)] if rows else [TABLE, SHAPES, OTHERS, TWINS],
         help="tables of launches (those in bench/data)",
     )  # fmt: skip
     parser.add_argument("--live", type=int, default=5, help="models loaded live (5; 0 for none)")

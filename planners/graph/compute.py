@@ -5,10 +5,13 @@ matter: the widest stage decides. The stages were read from llama.cpp's graphs a
 launches of llama-server b10434.
 """
 
+from planners.graph.fallback import is_remote
 from planners.graph.families import BERTS
 from planners.graph.kv_cache import F32_BYTES, LaunchShape, kv_cells, padded
 from planners.model import LayerInfo, LayerKind, ModelInfo
 
+_PIPELINED = ("vulkan", "cuda", "hip")  # whose devices are asynchronous and have events
+_PIPELINED_COPIES = 4  # ggml-backend.cpp, GGML_SCHED_MAX_COPIES
 MAMBA_1 = ("mamba", "jamba")
 MARGIN_SHARE = 0.2  # the least that left no measured launch more than 2 % above its bound
 _MASK_BYTES = {True: 2, False: 4}  # f16 with flash attention, f32 without
@@ -19,7 +22,9 @@ _ENCODER_FFN_ROWS = 1  # bert's graph frees each row before the next
 def device_compute_bytes(model: ModelInfo, shape: LaunchShape) -> int:
     """Bytes reserved on each device that holds layers."""
     n = n_tokens(shape)
-    peak = _inputs_bytes(model, shape, n) + _peak_bytes(model, shape, n)
+    copies = n_copies(shape, is_whole=shape.n_gpu_layers > model.n_layer)
+    peak = _inputs_bytes(model, shape, n) * copies + _peak_bytes(model, shape, n)
+    peak += (copies - 1) * _rows(model.n_embd, n)  # what comes from the device before
     if shape.n_gpu_layers <= model.n_layer or shape.n_cpu_moe:
         # Large batches borrow the device for weights that lie on the host: one copy at a time.
         peak += model.largest_tensor_bytes
@@ -29,7 +34,8 @@ def device_compute_bytes(model: ModelInfo, shape: LaunchShape) -> int:
 def host_compute_bytes(model: ModelInfo, shape: LaunchShape) -> int:
     """Bytes reserved on the host: the graph's inputs, or all of it where the host computes."""
     n = n_tokens(shape)
-    inputs = _inputs_bytes(model, shape, n) + 2 * _rows(model.n_embd, n)
+    copies = n_copies(shape, is_whole=shape.n_gpu_layers > model.n_layer)
+    inputs = _inputs_bytes(model, shape, n) * copies + (copies + 1) * _rows(model.n_embd, n)
     if not shape.split or _leaves_recurrent_layers(model, shape):
         return inputs + _peak_bytes(model, shape, n)
     return inputs
@@ -51,6 +57,19 @@ def n_tokens(shape: LaunchShape) -> int:
 def n_outputs(model: ModelInfo, shape: LaunchShape) -> int:
     """Tokens of one batch that have outputs (tools/server, server_output_limits)."""
     return shape.n_batch if shape.embedding or not model.is_causal else shape.n_parallel
+
+
+def n_copies(shape: LaunchShape, *, is_whole: bool) -> int:
+    """Batches that are under way at once, one device working on each: 1 without a pipeline.
+
+    With every layer on devices that all work on their own (llama-context.cpp, pipeline_parallel);
+    a remote one does not.
+    """
+    is_plain = is_whole and not (shape.kv_on_host or shape.n_cpu_moe or shape.on_host)
+    is_alone = len(shape.split) < 2 or any(is_remote(device) for device, _ in shape.split)
+    if is_alone or not is_plain or shape.backend not in _PIPELINED:
+        return 1
+    return _PIPELINED_COPIES
 
 
 def _rows(width: int, n: int) -> int:
