@@ -5,15 +5,29 @@ matter: the widest stage decides. The stages were read from llama.cpp's graphs a
 launches of llama-server b10434.
 """
 
+from collections.abc import Iterable
+from math import prod
+
 from planners.graph.fallback import is_remote
 from planners.graph.families import BERTS
 from planners.graph.kv_cache import F32_BYTES, LaunchShape, kv_cells, padded
-from planners.model import LayerInfo, LayerKind, ModelInfo
+from planners.model import LayerInfo, LayerKind, ModelInfo, WeightInfo
 
 _PIPELINED = ("vulkan", "cuda", "hip")  # whose devices are asynchronous and have events
 _PIPELINED_COPIES = 4  # ggml-backend.cpp, GGML_SCHED_MAX_COPIES
 MAMBA_1 = ("mamba", "jamba")
 MARGIN_SHARE = 0.2  # the least that left no measured launch more than 2 % above its bound
+LIKENESS_SHARE = 0.4  # of graphs drawn by likeness, or estimated
+_ROWS_BESIDE = 5  # activations that an unknown graph may keep longer
+_READ = frozenset({
+    "attn_norm", "attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "attn_q_norm",
+    "attn_k_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "ffn_up", "ffn_gate",
+    "ffn_down", "ffn_gate_inp", "ffn_up_exps", "ffn_gate_exps", "ffn_down_exps", "ffn_up_shexp",
+    "ffn_gate_shexp", "ffn_down_shexp", "exp_probs_b", "attn_sinks", "token_embd", "output",
+    "output_norm", "token_embd_norm", "position_embd", "token_types", "cls",
+})  # fmt: skip
+"""Weights that estimates and drawings by likeness count on."""
+_TABLE = "per_layer_token_embd"  # read by rows
 _MASK_BYTES = {True: 2, False: 4}  # f16 with flash attention, f32 without
 _INDEX_BYTES = 8  # without flash attention V is written through one i64 per element
 _ENCODER_FFN_ROWS = 1  # bert's graph frees each row before the next
@@ -29,6 +43,32 @@ def device_compute_bytes(model: ModelInfo, shape: LaunchShape) -> int:
         # Large batches borrow the device for weights that lie on the host: one copy at a time.
         peak += model.largest_tensor_bytes
     return peak
+
+
+def doubt_bytes(model: ModelInfo, shape: LaunchShape, n_bytes: int) -> int:
+    """By how much a buffer may exceed what likeness says: the graph may be another one.
+
+    The price of rows that are kept longer, of what weights put out that no likeness reads, of
+    states read and written, and of the largest weight once more, where it is lent.
+    """
+    n = n_tokens(shape)
+    states = 2 * max((layer.state_width for layer in model.layers), default=0)
+    rows = _ROWS_BESIDE * model.n_embd + _unread_width(model)
+    lent = model.largest_tensor_bytes if shape.n_gpu_layers <= model.n_layer else 0
+    kept = _rows(rows, n) + _rows(states, shape.n_parallel)
+    return int(n_bytes * LIKENESS_SHARE) + kept + lent
+
+
+def _unread_width(model: ModelInfo) -> int:
+    """Elements per token that weights put out which no likeness reads: of a layer, and outside."""
+    objects = dict(zip(map(id, model.layers), model.layers, strict=True))
+    inside = max((_width_out(layer.weights) for layer in objects.values()), default=0)
+    return inside + 2 * _width_out(model.ends)
+
+
+def _width_out(weights: Iterable[WeightInfo]) -> int:
+    unread = [w for w in weights if len(w.shape) > 1 and w.name.rsplit(".", 1)[0] not in _READ]
+    return sum(w.shape[0] if w.name.startswith(_TABLE) else prod(w.shape[1:]) for w in unread)
 
 
 def host_compute_bytes(model: ModelInfo, shape: LaunchShape) -> int:

@@ -503,3 +503,15 @@ def test_an_estimate_counts_four_batches_too() -> None:
 
     mask, row = 2 * 32768 * 512, 4 * 2048 * 512
     assert more == 3 * (mask + row)
+
+
+def test_a_gate_within_the_feed_forward_network_is_known_by_its_width() -> None:
+    # chatglm and others have it; by its name alone phi3's was once known.
+    info = info_of(replace(MODELS["dense"], architecture="phi3"))
+    other = replace(info, architecture="grault", digest="grault")
+    shape = replace(SHAPE, split=((GPU, info.n_layer + 1),))
+
+    weights = [weight for layer in info.layers for weight in layer.weights]
+
+    assert {w.shape[1] for w in weights if w.name == "ffn_up.weight"} == {2 * info.layers[0].n_ff}
+    assert reserved(other, shape)[GPU] == pytest.approx(reserved(info, shape)[GPU], rel=0.05)
