@@ -27,7 +27,9 @@ VULKAN = "vulkan"
 MOST_DRAWN = 64  # layers in one graph; each takes half a millisecond or two
 _TRIED_TOKENS = 16  # of each sequence, in the graph that fused operations are tried with
 _DELTA_WIDTHS = (16, 32, 64, 128)  # of V's heads (ggml-vulkan.cpp, GATED_DELTA_NET)
-_VULKAN_CHUNK = 1 << 30  # ggml-vulkan.cpp, suballocation_block_size
+# ggml-vulkan.cpp, suballocation_block_size: 1 GiB, or the most that the device lets allocate at
+# once. No log tells that, and Vulkan requires it to be 1 GiB at least (maintenance3).
+_VULKAN_CHUNK = 1 << 30
 _HEAD_STEP = 8  # ggml-vulkan.cpp, FLASH_ATTN_EXT
 _ENDS = 2  # splits beside one per device: the embedding's, and an output's that stays on the host
 _REMEMBERED = 512  # reservations; a placement tries a few dozen
@@ -123,6 +125,7 @@ def _outlined(
         is_local=tuple(not is_remote(device) for device in devices),
         bindings=tuple(limits.get(device) for device in devices),
         output=host if output_left else place[owners[-1]],
+        last=place[owners[-1]],
         is_whole=is_whole,
         host_works=not is_whole or shape.kv_on_host or any(left) or bool(output_left),
         n_copies=n_copies(shape, is_whole=is_whole),
@@ -144,7 +147,9 @@ class _Sketch:
     is_local: tuple[bool, ...]
     bindings: tuple[int | None, ...]
     output: int
-    """The output layer's backend."""
+    """Where the output's matrix lies."""
+    last: int
+    """The output layer's backend, whose norm stays there though the matrix may not."""
     is_whole: bool
     """Whether no layer lies on the host."""
     host_works: bool
@@ -215,7 +220,7 @@ def _drawing(sketch: _Sketch, *, n: int, n_outputs: int, is_fused: bool) -> Buil
         )
         for i, backend, left, is_odd in sketch.layers
     ]
-    draw(build, layers, output=sketch.output, host=host)
+    draw(build, layers, output=sketch.output, last=sketch.last, host=host)
     return build
 
 

@@ -515,3 +515,21 @@ def test_a_gate_within_the_feed_forward_network_is_known_by_its_width() -> None:
 
     assert {w.shape[1] for w in weights if w.name == "ffn_up.weight"} == {2 * info.layers[0].n_ff}
     assert reserved(other, shape)[GPU] == pytest.approx(reserved(info, shape)[GPU], rel=0.05)
+
+
+def test_the_outputs_norm_stays_on_its_device_though_the_matrix_cannot() -> None:
+    # b10434 reports 0.10 MiB on the second of two devices, which holds nothing but that norm.
+    numbers: dict[str, Number] = {
+        "attention.layer_norm_rms_epsilon": 1e-5, "attention.head_count": 32,
+        "attention.head_count_kv": 8, "attention.key_length": 128, "attention.value_length": 128,
+        "feed_forward_length": 9728,
+    }  # fmt: skip
+    info = info_of(TinyModel("qwen3-4b", "qwen3", 2560, 36, numbers, n_vocab=151936))
+    shape = LaunchShape(
+        n_ctx=16384, n_parallel=2, n_batch=512, n_ubatch=512, backend="vulkan",
+        split=((GPU, 36), (OTHER, 1)), binding_limits=((GPU, 128 << 20), (OTHER, 128 << 20)),
+    )  # fmt: skip
+
+    found = reserved(info, shape)
+
+    assert round(found[OTHER] / (1 << 20), 2) == 0.10
