@@ -60,10 +60,10 @@ def qkv(
             for width, count in heads
         )
     else:
-        products = [
-            build.biased(at, name, build.linear(at, name, x))
-            for name in ("attn_q", "attn_k", "attn_v")
-        ]
+        names = ("attn_q", "attn_k", "attn_v")
+        has_v = at.layer.weight("attn_v.weight") is not None
+        made = [build.biased(at, name, build.linear(at, name, x)) for name in names[: 2 + has_v]]
+        products = made if has_v else [*made, made[1]]  # K's serves as V in some layers of gemma4
         if build.model.architecture in _WHOLE_NORMS:
             q, k, v = products
             products = [build.norm(at, "attn_q_norm", q), build.norm(at, "attn_k_norm", k), v]

@@ -54,8 +54,11 @@ def doubt_bytes(model: ModelInfo, shape: LaunchShape, n_bytes: int) -> int:
     n = n_tokens(shape)
     states = 2 * max((layer.state_width for layer in model.layers), default=0)
     rows = _ROWS_BESIDE * model.n_embd + _unread_width(model)
-    lent = model.largest_tensor_bytes if shape.n_gpu_layers <= model.n_layer else 0
-    kept = _rows(rows, n) + _rows(states, shape.n_parallel)
+    is_lent = shape.split and shape.n_gpu_layers <= model.n_layer
+    lent = model.largest_tensor_bytes if is_lent else 0
+    # What else passes from one device to the next is held as often as all that does.
+    copies = n_copies(shape, is_whole=shape.n_gpu_layers > model.n_layer)
+    kept = copies * _rows(rows, n) + _rows(states, shape.n_parallel)
     return int(n_bytes * LIKENESS_SHARE) + kept + lent
 
 
