@@ -49,7 +49,8 @@ def doubt_bytes(model: ModelInfo, shape: LaunchShape, n_bytes: int) -> int:
     """By how much a buffer may exceed what likeness says: the graph may be another one.
 
     The price of rows that are kept longer, of what weights put out that no likeness reads, of
-    states read and written, and of the largest weight once more, where it is lent.
+    an indexer's scores, of states read and written, and of the largest weight once more, where it
+    is lent.
     """
     n = n_tokens(shape)
     states = 2 * max((layer.state_width for layer in model.layers), default=0)
@@ -59,7 +60,17 @@ def doubt_bytes(model: ModelInfo, shape: LaunchShape, n_bytes: int) -> int:
     # What else passes from one device to the next is held as often as all that does.
     copies = n_copies(shape, is_whole=shape.n_gpu_layers > model.n_layer)
     kept = copies * _rows(rows, n) + _rows(states, shape.n_parallel)
+    kept += _rows(_score_width(model, shape), n)
     return int(n_bytes * LIKENESS_SHARE) + kept + lent
+
+
+def _score_width(model: ModelInfo, shape: LaunchShape) -> int:
+    """Elements per token of an indexer's scores, of every cell by each of its heads."""
+    indexed = next((layer for layer in model.layers if layer.index_width), None)
+    heads = dict(model.metadata).get(f"{model.architecture}.attention.indexer.head_count")
+    if indexed is None or not isinstance(heads, int):
+        return 0
+    return heads * kv_cells(model, indexed, shape)
 
 
 def _unread_width(model: ModelInfo) -> int:
