@@ -59,6 +59,8 @@ class LayerInfo:
     """Width of the feed-forward network, of one expert where there are some; 0 for none."""
     q_width: int = 0
     """Elements of Q per token, over all heads."""
+    index_width: int = 0
+    """Elements per token that an indexer keeps beside K, of K's type, to choose what is read."""
     state_width: int = 0
     """Elements (f32) of recurrent state per sequence; beside KV in layers that have both."""
     has_gate: bool = True

@@ -21,7 +21,7 @@ DEVICE_UBATCHES = (512, 256, 128)  # 512 is llama.cpp's default; halving it halv
 HOST_UBATCHES = (512, 256, 128, 64, 32)
 PREFILL_STEP_S = 1.0  # a caller who leaves in prefill frees the slot within about this
 AUTOMATIC_TYPES = ("f16", "q8_0")  # half the bytes at a loss that perplexity hardly shows
-_NO_FLASH_ATTENTION = ("grok",)  # llama-context.cpp turns it off for these
+NO_FLASH_ATTENTION = ("grok",)  # llama-context.cpp turns it off for these
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def asked(served: ServedModel, *, rules: PlacementRules, least_context: int = 0)
     if least_context > (fixed or 0):
         text = f"context {min(least_context, trained)} at least: a caller asked for it"
         notes.append(Reason(ReasonKind.CONTEXT, text))
-    flash_attn = info.architecture not in _NO_FLASH_ATTENTION
+    flash_attn = info.architecture not in NO_FLASH_ATTENTION
     types = _cache_types(info, rules=rules, flash_attn=flash_attn, notes=notes)
     if info.architecture in MAMBA_1:
         text = "some of its state-space tensors stay on the host: GPUs lack an operation"
