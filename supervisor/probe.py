@@ -24,13 +24,13 @@ from planners.hardware import (
     NoteKind,
     Storage,
 )
-from planners.instances.absence import absences, remembered
+from planners.instances.absence import absences, known_again, remembered
 from planners.settings import PlacementRules
 from supervisor.devices.amd import AmdSource
 from supervisor.devices.apple import AppleSource
 from supervisor.devices.engine import EngineSource
 from supervisor.devices.host import HostSource
-from supervisor.devices.identity import devices_of
+from supervisor.devices.identity import devices_of, vendor_of
 from supervisor.devices.kernel_files import ROOT
 from supervisor.devices.nvidia import NvidiaSource
 from supervisor.devices.rpc import RpcServers
@@ -122,7 +122,7 @@ class HardwareProbe:
             storage = await self._read_storage()
             remote = await self._rpc.look()
         # From here on without an await: `adopt` may have come, and its engines count already.
-        devices = self._joined(vendors, now_s=now_s)
+        devices = known_again(self._joined(vendors, now_s=now_s), self._seen)
         carved = {s.pci: s.carved_out for s in vendors if s.carved_out}
         local = tuple(
             ruled_device(sharing(device, host, carved_out=carved.get(device.pci)), self._rules)
@@ -143,7 +143,23 @@ class HardwareProbe:
                 *unmatched(self._rules.devices, ruled),
             ),
             storage=storage,
-            absent=self._absences(ruled, [note.text for note in told], silent=dict(remote.silent)),
+            absent=self._absences(
+                ruled,
+                [note.text for note in told],
+                silent=dict(remote.silent),
+                faults=self._faults(readings, ruled),
+            ),
+        )
+
+    def _faults(self, readings: Sequence[Reading], devices: Sequence[Device]) -> tuple[str, ...]:
+        """What keeps cards away, but for those that engines reach past a library that fails."""
+        reached = {vendor_of(device.name) for device in devices if device.engine_names}
+        return tuple(
+            note.text
+            for reader, reading in zip(self._readers, readings, strict=True)
+            if reading.sightings or vendor_of(reader.name) not in reached
+            for note in reading.notes
+            if note.kind is NoteKind.FAULT
         )
 
     def _remarks(self, devices: Sequence[Device]) -> Iterator[Note]:
@@ -154,13 +170,19 @@ class HardwareProbe:
         yield from unclear(devices, hiding=hidden)
 
     def _absences(
-        self, devices: Sequence[Device], told: Sequence[str], *, silent: Mapping[DeviceId, str]
+        self,
+        devices: Sequence[Device],
+        told: Sequence[str],
+        *,
+        silent: Mapping[DeviceId, str],
+        faults: Sequence[str],
     ) -> tuple[Absence, ...]:
         if not self._engines:
             return ()  # not tried yet, or none runs: no device could be usable
-        seen, rules = self._seen, self._rules.devices
-        self._seen = remembered(seen, devices)
-        return absences(devices, rules=rules, seen=seen, told=told, silent=silent)
+        seen = self._seen = remembered(self._seen, devices)
+        return absences(
+            devices, rules=self._rules.devices, seen=seen, told=told, silent=silent, faults=faults
+        )
 
     def leave_alone(self, rpc_servers: Iterable[str]) -> None:
         """Ask none of these servers until called again: they work for children of ours."""
@@ -247,5 +269,7 @@ class HardwareProbe:
 async def _read(reader: PatientReader[Reading]) -> Reading:
     try:
         return await reader.read()
-    except (OSError, NoAnswer) as exc:  # of the kernel's files, or no descriptor to open them with
+    except NoAnswer as exc:
+        return Reading(notes=(Note(NoteKind.FAULT, str(exc)),))
+    except OSError as exc:  # of the kernel's files, or no descriptor to open them with
         return Reading(notes=(Note(NoteKind.DRIVER, str(exc)),))

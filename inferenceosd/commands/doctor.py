@@ -32,6 +32,10 @@ _BROKEN_REMEDIES = {
 _MISSING_DEVICE_REMEDY = (
     "see the checks of drivers below; if it is gone for good, set its use = false under [devices]"
 )
+_DRIVER_REMEDIES = {
+    NoteKind.DRIVER: "install what is missing, or, in a container, pass the card in: --gpus all",
+    NoteKind.FAULT: "restart the machine; where that does not help, install the driver anew",
+}
 _RIGHT_DRIVERS = {"NVIDIA": ("nvidia",), "AMD": ("amdgpu",), "Intel": ("i915", "xe")}
 
 
@@ -217,9 +221,8 @@ def _drivers(facts: Facts) -> Iterator[Check]:
         yield _driver(card)
     notes = () if facts.hardware is None else facts.hardware.notes
     for note in notes:
-        if note.kind is NoteKind.DRIVER:
-            remedy = "install the driver anew and restart the machine"
-            yield _fail("driver", note.text, remedy)
+        if note.kind in _DRIVER_REMEDIES:
+            yield _fail("driver", note.text, _DRIVER_REMEDIES[note.kind])
 
 
 def _driver(card: Card) -> Check:

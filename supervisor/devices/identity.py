@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from planners.hardware import Device, DeviceId, DeviceKind
+from planners.instances.absence import NEAR
 from supervisor.devices.datasheet import bandwidth_bytes_per_s
 from supervisor.devices.sighting import SOFTWARE, Sighting
 from supervisor.devices.visibility import numbered
 
-_NEAR = 0.1  # engines report a card's usable memory, up to a tenth less than the vendor does
 _VENDORS = (
     ("nvidia", r"nvidia|geforce|quadro|tesla|^nvml$"),
     ("amd", r"\bamd\b|radeon|instinct|radv|^amdgpu$"),
@@ -90,16 +90,19 @@ def _could_be(card: Card, sighting: Sighting) -> bool:
 def _near(one: int | None, other: int | None) -> bool:
     if one is None or other is None:
         return True
-    return abs(one - other) <= _NEAR * max(one, other)
+    return abs(one - other) <= NEAR * max(one, other)
+
+
+def vendor_of(*told: str) -> str:
+    """Whose a device is by its name or the source that tells of it; "" where none of them says."""
+    for vendor, pattern in _VENDORS:
+        if any(re.search(pattern, text, re.IGNORECASE) for text in told):
+            return vendor
+    return ""
 
 
 def _vendor(sighting: Sighting) -> str:
-    for vendor, pattern in _VENDORS:
-        if any(
-            re.search(pattern, text, re.IGNORECASE) for text in (sighting.name, sighting.source)
-        ):
-            return vendor
-    return ""
+    return vendor_of(sighting.name, sighting.source)
 
 
 def _words(name: str) -> frozenset[str]:

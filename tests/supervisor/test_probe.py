@@ -141,6 +141,22 @@ async def test_a_source_that_hangs_is_a_note_and_the_others_are_read() -> None:
     hung.let_go.set()
 
 
+async def test_a_driver_that_hangs_is_a_card_missing_where_no_engine_reaches_one(
+    engine: Callable[..., Engine],
+) -> None:
+    reached = engine("CUDA0: NVIDIA GeForce RTX 4090 (24081 MiB, 23000 MiB free)", backend="cuda")
+    hung = Hung()
+
+    without = await probe(engine(), sources=(hung,), read_s=0.2).profile()
+    past_it = await probe(reached, sources=(hung,), read_s=0.2).profile()
+    hung.let_go.set()
+
+    assert [(one.name, one.reason) for one in without.absent] == [
+        ("a card", "nvml: no answer within 0.2 s; its driver or disk may hang")
+    ]
+    assert past_it.absent == ()
+
+
 async def test_a_source_that_the_kernel_refuses_is_a_note_and_the_others_are_read() -> None:
     profile = await probe(sources=(Refused(), Fixed(CARD))).profile()
 

@@ -122,6 +122,36 @@ async def test_a_card_that_goes_degrades_the_machine_and_its_return_mends_it(
     ]
 
 
+async def test_a_library_that_fails_takes_no_card_along_that_its_engine_still_lists(
+    machine: Callable[..., Machine],
+) -> None:
+    here = machine()
+    (before,) = (await here.watch.profile()).devices
+
+    here.source.reading = LOST
+    here.watch.device_lost("CUDA error: unspecified launch failure")
+    (still,) = (await here.watch.profile()).devices
+
+    assert still.device_id == before.device_id == "pci:0000:01:00.0"
+    assert [kind for kind, _ in await here.events()] == ["device.failed"]
+
+
+async def test_a_card_whose_library_answers_late_has_neither_come_nor_gone(
+    machine: Callable[..., Machine],
+) -> None:
+    here = machine()
+    here.source.reading = LOST
+    (by_engine,) = (await here.watch.profile()).devices
+
+    here.source.reading = Reading((CARD,))
+    late = await here.watch.profile()
+
+    assert by_engine.device_id == "cuda:CUDA0"
+    assert [device.device_id for device in late.devices] == ["pci:0000:01:00.0"]
+    assert late.absent == ()
+    assert await here.events() == []
+
+
 async def test_engines_are_asked_anew_after_a_sleep(machine: Callable[..., Machine]) -> None:
     here = machine()
     await here.watch.profile()

@@ -76,7 +76,10 @@ TIGHT = replace(LIMITED.host, numa_nodes=machine("no-gpu").host.numa_nodes, cgro
 SLOW = replace(machine("no-gpu"), storage=(Storage("/models", 9 * GIB, 90e6),))
 HURRIED = replace(machine("no-gpu"), host=replace(machine("no-gpu").host, psi_some_avg10=35.0))
 MISMATCHED = replace(
-    machine("no-gpu"), notes=(Note(NoteKind.DRIVER, "RM has detected a version mismatch."),)
+    machine("no-gpu"), notes=(Note(NoteKind.FAULT, "RM has detected a version mismatch."),)
+)
+ABSENT = replace(
+    machine("no-gpu"), notes=(Note(NoteKind.DRIVER, "libnvidia-ml.so.1 is not installed"),)
 )
 UNSEEN = replace(
     machine("nvidia-24gb"),
@@ -175,6 +178,10 @@ SILENT = replace(
         pytest.param(
             replace(WELL, hardware=MISMATCHED), Verdict.FAIL, "driver", "version mismatch",
             "restart the machine", id="a library that does not match",
+        ),
+        pytest.param(
+            replace(WELL, hardware=ABSENT), Verdict.FAIL, "driver", "is not installed",
+            "install what is missing", id="a library that is not there",
         ),
         pytest.param(
             replace(WELL, drivers=drivers(AMD, nodes=(replace(RENDER, may_use=False), KFD))),
