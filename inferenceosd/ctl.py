@@ -160,8 +160,9 @@ def plan(
 ) -> None:
     """Show how MODEL would be launched now, and why; loads nothing.
 
-    Of several, how they would be launched beside each other: memory, speed and what each concession
-    cost by model, then the sum by device, and which of them a [[group]] keeps apart.
+    Of several, how they would be launched beside each other: memory, speed, what each concession
+    cost and what is left alone by model, then the sum by device, and which of them a [[group]]
+    keeps apart.
 
     Memory by device with what is free and what is left, the layers' places, predicted speed, the
     flags, each concession, each device left alone and why, and what one more GiB would bring.

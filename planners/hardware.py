@@ -74,6 +74,11 @@ class Device:
         return self.device_id.startswith(("pci:", "uuid:"))
 
     @property
+    def is_slice(self) -> bool:
+        """True for a part of an NVIDIA card that MIG cut up."""
+        return self.device_id.startswith("uuid:MIG-")
+
+    @property
     def pci(self) -> str | None:
         """Its PCI address, "0000:01:00.0"; None where it has none or nobody tells."""
         bus, _, address = self.device_id.partition(":")

@@ -7,6 +7,12 @@ from planners.hardware import Device, DeviceKind, Host, Note, NoteKind
 from planners.instances.absence import rule_rank
 from planners.settings import DeviceRule, MemoryRule, PlacementRules
 
+# NVIDIA's MIG user guide, "CUDA device enumeration".
+ONE_SLICE = (
+    "CUDA shows a process one MIG slice, and CUDA_VISIBLE_DEVICES=MIG-UUID in [backends.NAME] env"
+    " says which"
+)
+
 
 def ruled_host(host: Host, rule: MemoryRule) -> Host:
     """`host` under `[memory]`."""
@@ -69,8 +75,14 @@ def unserved(devices: Sequence[Device], *, hiding: Sequence[str]) -> Iterator[No
     remedy = f"{told} may hide it" if told else "scripts/build_backends.sh can build one"
     for device in devices:
         if not device.engine_names:
-            text = f"{device.name} ({device.device_id}): no engine here sees it; {remedy}"
+            why = ONE_SLICE if is_other_slice(device, devices) else remedy
+            text = f"{device.name} ({device.device_id}): no engine here sees it; {why}"
             yield Note(NoteKind.DEVICE, text, device.device_id)
+
+
+def is_other_slice(device: Device, devices: Sequence[Device]) -> bool:
+    """True for a part of a cut card of which an engine sees another part."""
+    return device.is_slice and any(d.is_slice and d.engine_names for d in devices)
 
 
 def unclear(devices: Sequence[Device], *, hiding: Sequence[str]) -> Iterator[Note]:
