@@ -35,6 +35,7 @@ from supervisor.devices.kernel_files import ROOT
 from supervisor.devices.nvidia import NvidiaSource
 from supervisor.devices.rpc import RpcServers
 from supervisor.devices.rules import (
+    left_alone,
     ruled_device,
     ruled_host,
     sharing,
@@ -44,7 +45,7 @@ from supervisor.devices.rules import (
 )
 from supervisor.devices.sighting import DeviceSource, Reading, Sighting
 from supervisor.devices.storage import StorageSource
-from supervisor.devices.visibility import hiding
+from supervisor.devices.visibility import hidden, hiding
 from supervisor.devices.wake import WakeSource
 from supervisor.engines.trial import list_devices
 from supervisor.errors import SupervisorError
@@ -98,6 +99,8 @@ class HardwareProbe:
         self._turn = asyncio.Lock()
         self._looks_again = False
         self._seen: Mapping[DeviceId, Device] = {}
+        self._known: Mapping[DeviceId, Device] = {}
+        self._hidden: Mapping[DeviceId, str] = {}
         self._engines: tuple[Engine, ...] = ()
         self._listings: dict[str, _Listing] = {}
         self.adopt(engines, rules)
@@ -107,7 +110,7 @@ class HardwareProbe:
         known = {e.path: self._listings[e.path] for e in engines if e in self._engines}
         self._listings = {e.path: known.get(e.path) or self._heard(e.devices) for e in engines}
         if {e.path for e in self._engines} != {e.path for e in engines}:
-            self._seen = {}  # other engines see other devices
+            self._seen = self._known = {}  # other engines see other devices
         self._engines, self._rules = tuple(engines), rules
         self._rpc.adopt(rules.rpc_servers, engines)
 
@@ -122,17 +125,19 @@ class HardwareProbe:
             storage = await self._read_storage()
             remote = await self._rpc.look()
         # From here on without an await: `adopt` may have come, and its engines count already.
-        devices = known_again(self._joined(vendors, now_s=now_s), self._seen)
+        devices = known_again(self._joined(vendors, now_s=now_s), self._known)
+        self._hidden = {**self._hidden, **hidden(vendors, os.environ)}
         carved = {s.pci: s.carved_out for s in vendors if s.carved_out}
         local = tuple(
-            ruled_device(sharing(device, host, carved_out=carved.get(device.pci)), self._rules)
+            self._ruled(sharing(device, host, carved_out=carved.get(device.pci)))
             for device in devices
         )
+        self._known = {**self._known, **{d.device_id: d for d in local if d.has_address}}
         told = (
             *(note for reading in readings for note in reading.notes),
             *(Note(NoteKind.ENGINE, each.note) for each in self._listings.values() if each.note),
         )
-        ruled = (*local, *(ruled_device(device, self._rules) for device in remote.devices))
+        ruled = (*local, *(self._ruled(device) for device in remote.devices))
         return HardwareProfile(
             host=ruled_host(host, self._rules.memory),
             devices=ruled,
@@ -162,12 +167,16 @@ class HardwareProbe:
             if note.kind is NoteKind.FAULT
         )
 
+    def _ruled(self, device: Device) -> Device:
+        return ruled_device(device, self._rules, is_hidden=device.device_id in self._hidden)
+
     def _remarks(self, devices: Sequence[Device]) -> Iterator[Note]:
         """What an operator should know of this machine's devices that were read well."""
         envs = ((engine.backend, child_env(engine, os.environ)) for engine in self._engines)
-        hidden = [each for backend, env in envs for each in hiding(backend, env)]
-        yield from unserved(devices, hiding=hidden)
-        yield from unclear(devices, hiding=hidden)
+        told = [each for backend, env in envs for each in hiding(backend, env)]
+        yield from unserved(devices, hiding=told)
+        yield from unclear(devices, hiding=told)
+        yield from left_alone(devices, self._hidden)
 
     def _absences(
         self,
@@ -231,7 +240,7 @@ class HardwareProbe:
         wanted = {
             name
             for device in by_vendors
-            if device.free_bytes is None and ruled_device(device, self._rules).use
+            if device.free_bytes is None and self._ruled(device).use
             for name in device.engine_names
         }
         for engine in self._engines:

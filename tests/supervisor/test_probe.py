@@ -39,6 +39,9 @@ class Fixed:
 
     def __init__(self, *sightings: Sighting, notes: tuple[Note, ...] = ()) -> None:
         self.name = "fixed"
+        self.sees(*sightings, notes=notes)
+
+    def sees(self, *sightings: Sighting, notes: tuple[Note, ...] = ()) -> None:
         self._reading = Reading(sightings, notes)
 
     def read(self) -> Reading:
@@ -170,6 +173,44 @@ async def test_what_a_source_notes_is_in_the_profile() -> None:
     profile = await probe(sources=(Fixed(notes=(note,)),)).profile()
 
     assert profile.notes == (note,)
+
+
+async def test_a_card_that_cuda_is_not_to_see_is_not_used_by_vulkan_either(
+    engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = replace(CARD, pci="0000:41:00.0", uuid="GPU-other")
+    cuda = engine("CUDA0: NVIDIA GeForce RTX 4090 (24081 MiB, 23000 MiB free)", backend="cuda")
+    vulkan = engine(
+        "Vulkan0: NVIDIA GeForce RTX 4090 (24564 MiB, 19000 MiB free)",
+        "Vulkan1: NVIDIA GeForce RTX 4090 (24564 MiB, 19000 MiB free)",
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+
+    profile = await probe(cuda, vulkan, sources=(Fixed(CARD, other),)).profile()
+
+    hidden_one, shown = profile.devices
+    assert (hidden_one.device_id, hidden_one.use) == ("pci:0000:01:00.0", False)
+    assert (shown.device_id, shown.use) == ("pci:0000:41:00.0", True)
+    assert [str(note) for note in profile.notes] == [
+        "NVIDIA GeForce RTX 4090 (pci:0000:01:00.0) is left alone, since CUDA_VISIBLE_DEVICES=1"
+        ' hides it; [devices."pci:0000:01:00.0"] use = true would use it as Vulkan0'
+    ]
+
+
+async def test_a_hidden_card_stays_hidden_while_its_library_hangs(
+    engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vulkan = engine("Vulkan0: NVIDIA GeForce RTX 4090 (24564 MiB, 19000 MiB free)")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    source = Fixed(CARD)
+    machine = probe(vulkan, sources=(source,))
+
+    (before,) = (await machine.profile()).devices
+    source.sees()
+    (after,) = (await machine.profile()).devices
+
+    assert (before.device_id, before.use) == ("pci:0000:01:00.0", False)
+    assert (after.device_id, after.use) == (before.device_id, False)
 
 
 async def test_a_card_without_an_engine_is_a_device_and_a_note() -> None:

@@ -188,3 +188,10 @@ def test_a_slice_beside_one_that_cuda_shows_is_told_how_it_would_be_shown() -> N
 
     assert "CUDA_VISIBLE_DEVICES=MIG-UUID" in str(beside)
     assert str(alone).endswith("scripts/build_backends.sh can build one")
+
+
+def test_a_hidden_card_is_left_alone_until_a_rule_says_use() -> None:
+    use = DeviceRule(CARD.device_id, limit_bytes=None, reserve_bytes=None, use=True)
+
+    assert not ruled_device(CARD, RULES, is_hidden=True).use
+    assert ruled_device(CARD, replace(RULES, devices=(use,)), is_hidden=True).use
