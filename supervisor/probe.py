@@ -101,6 +101,7 @@ class HardwareProbe:
         self._seen: Mapping[DeviceId, Device] = {}
         self._known: Mapping[DeviceId, Device] = {}
         self._hidden: Mapping[DeviceId, str] = {}
+        self._cards: frozenset[DeviceId | None] | None = None
         self._engines: tuple[Engine, ...] = ()
         self._listings: dict[str, _Listing] = {}
         self.adopt(engines, rules)
@@ -150,7 +151,7 @@ class HardwareProbe:
             storage=storage,
             absent=self._absences(
                 ruled,
-                [note.text for note in told],
+                [note.text for note in told if note not in _asides(readings)],
                 silent=dict(remote.silent),
                 faults=self._faults(readings, ruled),
             ),
@@ -235,6 +236,8 @@ class HardwareProbe:
 
     async def _refresh_listings(self, vendors: Sequence[Sighting], *, now_s: float) -> None:
         """Ask those engines anew that alone know how much is free on a device we may use."""
+        if self._have_changed(vendors):
+            self.look_again()
         asks_all, self._looks_again = self._looks_again, False
         by_vendors = self._joined(vendors, now_s=inf)
         wanted = {
@@ -251,6 +254,11 @@ class HardwareProbe:
                 heard = await self._listed(engine, listing)
                 if engine.path in self._listings:
                     self._listings[engine.path] = heard
+
+    def _have_changed(self, vendors: Sequence[Sighting]) -> bool:
+        """True where cards came or went since the last look: engines number them anew."""
+        before, self._cards = self._cards, frozenset(s.device_id for s in vendors)
+        return before is not None and before != self._cards
 
     async def _listed(self, engine: Engine, last: _Listing) -> _Listing:
         """A new listing; the last one with a note, and nothing known free, where none comes."""
@@ -273,6 +281,16 @@ class HardwareProbe:
         listing = self._listings[engine.path]
         source = EngineSource(engine, listing.devices, is_fresh=now_s <= listing.fresh_until_s)
         return source.read().sightings, child_env(engine, os.environ)
+
+
+def _asides(readings: Sequence[Reading]) -> list[Note]:
+    """What sources note that read their cards all the same, such as a want of names."""
+    return [
+        note
+        for reading in readings
+        for note in reading.notes
+        if reading.sightings and note.kind is not NoteKind.FAULT
+    ]
 
 
 async def _read(reader: PatientReader[Reading]) -> Reading:

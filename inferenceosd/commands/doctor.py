@@ -34,7 +34,8 @@ _MISSING_DEVICE_REMEDY = (
     "see the checks of drivers below; if it is gone for good, set its use = false under [devices]"
 )
 _DRIVER_REMEDIES = {
-    NoteKind.DRIVER: "install what is missing, or, in a container, pass the card in: --gpus all",
+    NoteKind.DRIVER: "install what is missing, or, in a container, pass the card in: --gpus all for"
+    " NVIDIA's, --device /dev/dri for others",
     NoteKind.FAULT: "restart the machine; where that does not help, install the driver anew",
 }
 _RIGHT_DRIVERS = {"NVIDIA": ("nvidia",), "AMD": ("amdgpu",), "Intel": ("i915", "xe")}

@@ -7,6 +7,7 @@ model name, in order.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from planners.hardware import Device, DeviceId, DeviceKind
 from planners.instances.absence import NEAR
@@ -123,10 +124,12 @@ def _is_named_by(card: Card, backend: str) -> bool:
 
 
 def _device(card: Card) -> Device:
+    kinds = {s.kind for s in card}
+    if DeviceKind.INTEGRATED in kinds:
+        card = [_with_lent(s) for s in card]
     frees = [s.free_bytes for s in card if s.free_bytes is not None]
     totals = [s.total_bytes for s in card if s.total_bytes is not None]
     names = ((s.source, s.engine_name) for s in card if s.engine_name is not None)
-    kinds = {s.kind for s in card}
     return Device(
         device_id=_device_id(card),
         kind=next(kind for kind in _KINDS if kind in kinds),
@@ -143,6 +146,16 @@ def _device(card: Card) -> Device:
         link_bytes_per_s=_first(s.link_bytes_per_s for s in card),
         compute_flops=_first(s.compute_flops for s in card),
         numa_node=next((s.numa_node for s in card if s.numa_node is not None), None),
+    )
+
+
+def _with_lent(sighting: Sighting) -> Sighting:
+    """The sighting of an integrated GPU, with what its host lends it."""
+    if sighting.lent is None or sighting.total_bytes is None or sighting.free_bytes is None:
+        return sighting
+    total, free = sighting.lent
+    return replace(
+        sighting, total_bytes=sighting.total_bytes + total, free_bytes=sighting.free_bytes + free
     )
 
 

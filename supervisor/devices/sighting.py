@@ -24,6 +24,8 @@ class Sighting:
     """What `--device` calls it; only engines know."""
     carved_out: tuple[int, int] | None = None
     """(total, free) bytes that the firmware set aside for an integrated GPU, part of its own."""
+    lent: tuple[int, int] | None = None
+    """(total, free) bytes of the host's that it has too, should it turn out to be integrated."""
     bandwidth_bytes_per_s: float | None = None
     link_bytes_per_s: float | None = None
     compute_flops: float | None = None

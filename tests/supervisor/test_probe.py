@@ -297,6 +297,27 @@ async def test_an_integrated_gpu_offers_no_more_than_its_host(
     assert profile.devices[0].free_bytes == int(9.5 * GIB)
 
 
+async def test_engines_are_asked_anew_at_once_where_cards_came_or_went(
+    engine: Callable[..., Engine], tmp_path: Path
+) -> None:
+    small = replace(CARD, name="NVIDIA GeForce RTX 3060", pci="0000:41:00.0", total_bytes=12 * GIB)
+    alone = "CUDA0: NVIDIA GeForce RTX 3060 (12036 MiB, 11000 MiB free)"
+    cuda, source = engine(alone, backend="cuda"), Fixed(small)
+    machine = probe(cuda, sources=(source,))
+    (before,) = (await machine.profile()).devices
+
+    source.sees(CARD, small)
+    both = "  CUDA0: NVIDIA GeForce RTX 4090 (24081 MiB, 23000 MiB free)\n"
+    (tmp_path / "cuda.txt").write_text(f"{both}  {alone.replace('CUDA0', 'CUDA1')}\n")
+    after = (await machine.profile()).devices
+
+    assert before.engine_names == (("cuda", "CUDA0"),)
+    assert {device.name: device.engine_name("cuda") for device in after} == {
+        "NVIDIA GeForce RTX 4090": "CUDA0",
+        "NVIDIA GeForce RTX 3060": "CUDA1",
+    }
+
+
 async def test_two_askers_at_once_both_get_a_profile() -> None:
     watch = probe(sources=(Fixed(CARD),))
 

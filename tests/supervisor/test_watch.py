@@ -8,6 +8,7 @@ import pytest
 
 from planners.backends import Engine
 from planners.hardware import DeviceKind, Note, NoteKind
+from planners.instances.absence import NOBODY
 from planners.settings import DeviceRule, PlacementRules
 from planners.sizes import GIB
 from supervisor.devices.sighting import Reading, Sighting
@@ -152,6 +153,20 @@ async def test_a_card_whose_library_answers_late_has_neither_come_nor_gone(
     assert await here.events() == []
 
 
+async def test_what_a_source_says_beside_its_cards_is_no_reason_for_a_missing_one(
+    machine: Callable[..., Machine],
+) -> None:
+    here = machine()
+    await here.watch.profile()
+    other = replace(CARD, name="NVIDIA GeForce RTX 3060", pci="0000:41:00.0", total_bytes=12 * GIB)
+
+    here.source.reading = Reading((other,), (Note(NoteKind.DRIVER, "no names: /dev/dri"),))
+    here.listing.write_text("  (none)\n")
+    gone = await here.watch.profile()
+
+    assert [absent.reason for absent in gone.absent] == [NOBODY]
+
+
 async def test_engines_are_asked_anew_after_a_sleep(machine: Callable[..., Machine]) -> None:
     here = machine()
     await here.watch.profile()
@@ -193,10 +208,10 @@ async def test_a_card_whose_driver_came_up_late_is_asked_of_the_engines_once(
     await here.watch.profile()
 
     here.source.reading = Reading((CARD,))
-    here.listing.write_text(LISTED)
     await here.watch.profile()
     assert here.watch.is_due()
     assert here.watch.appeared.is_set()
+    here.listing.write_text(LISTED)
     late = await here.watch.profile()
 
     assert late.devices[0].engine_names == (("cuda", "CUDA0"),)
