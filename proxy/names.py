@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from planners.instances.purposes import for_embeddings
-from planners.model import BrokenFile, ServedModel, folded
+from planners.model import BrokenFile, BrokenKind, ServedModel, folded
 from planners.near_names import near_names
 from proxy.door import Door
 from proxy.errors import BadRequest, CloudModel, NotCapable, UnknownModel, UnusableModel
@@ -74,11 +74,13 @@ def embedder(model: ServedModel) -> ServedModel:
     return found
 
 
-def unusable(name: str, broken: Iterable[BrokenFile]) -> UnusableModel | None:
-    """Why the model of that name is not offered, where its file is there; None where none is."""
+def unusable(name: str, broken: Iterable[BrokenFile]) -> UnusableModel | UnknownModel | None:
+    """Why the model of that name is not offered, where its file or a rule for it is there."""
     wanted = folded(name)
     for file in broken:
         if any(folded(own) == wanted for own in file.names):
+            if file.kind is BrokenKind.RULE:
+                return UnknownModel(name, f"model '{name}' not found: {file.reason}")
             return UnusableModel(name, file.reason)
     return None
 

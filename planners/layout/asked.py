@@ -7,6 +7,7 @@ from planners.ggml.types import CACHE_TYPES
 from planners.graph.compute import MAMBA_1
 from planners.graph.kv_cache import padded, padded_context
 from planners.hardware import HOST
+from planners.layout.overruling import overruled
 from planners.lessons.rates import Rates
 from planners.model import LayerInfo, ModelInfo, ServedModel
 from planners.reasons import Price, Reason, ReasonKind, Unit
@@ -59,6 +60,7 @@ def asked(served: ServedModel, *, rules: PlacementRules, least_context: int = 0)
     """
     info = served.info
     notes = [Reason(ReasonKind.FILE, warning) for warning in info.warnings]
+    notes += overruled(served.settings.flags)
     fixed = served.settings.context or rules.context
     trained = info.n_ctx_train or LEAST_CONTEXT
     if fixed is not None and fixed > trained:

@@ -199,7 +199,8 @@ class _Shelf:
         for name, rule in self._rules.items():
             if name not in seen:
                 reason = "a rule without a file: none of that name is in the model folders"
-                self._broken.append(BrokenFile(rule.name, reason, kind=BrokenKind.RULE))
+                names = (rule.name, *rule.aliases)
+                self._broken.append(BrokenFile(rule.name, reason, names, kind=BrokenKind.RULE))
 
 
 class _Beside:
