@@ -32,7 +32,7 @@ _DELTA_WIDTHS = (16, 32, 64, 128)  # of V's heads (ggml-vulkan.cpp, GATED_DELTA_
 # once. No log tells that, and Vulkan requires it to be 1 GiB at least (maintenance3).
 _VULKAN_CHUNK = 1 << 30
 _HEAD_STEP = 8  # ggml-vulkan.cpp, FLASH_ATTN_EXT
-_ENDS = 2  # splits beside one per device: the embedding's, and an output's that stays on the host
+_TURNS = 3  # splits per device: at its first layer, states go back once; and the model's two ends
 _REMEMBERED = 512  # reservations; a placement tries a few dozen
 _MODELS = 64  # whose equal layers are known
 
@@ -137,7 +137,7 @@ def _outlined(
         n_copies=n_copies(shape, is_whole=is_whole),
     )
     sizes, n_splits = _reserved(sketch)
-    is_torn = sketch.n_copies > 1 and n_splits > len(devices) + _ENDS
+    is_torn = sketch.n_copies > 1 and n_splits > _TURNS * len(devices)
     return {device: sizes[place[stands]] for device, stands in part.stand_in.items()}, is_torn
 
 
