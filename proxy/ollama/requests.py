@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
+from planners.recipe import Recipe
 from proxy.errors import BadOption, BadRequest
 from proxy.ollama.fields import Fields, WrongType, read_object
-from proxy.ollama.options import Options, read_options
+from proxy.ollama.options import Options, read_options, sampling_of
 
 THINK_LEVELS = ("high", "medium", "low", "max")
 
@@ -31,9 +32,13 @@ class Common:
     render_only: bool
     told_options: dict[str, Any]
 
-    def options(self) -> Options:
-        """Read late, since an unload is granted whatever they are. Raises BadOption."""
-        return read_options(self.told_options)
+    def options(self, recipe: Recipe) -> Options:
+        """Those of the recipe where the request is silent.
+
+        Read late, since an unload is granted whatever they are. Raises BadOption.
+        """
+        told = {key: value for key, value in self.told_options.items() if value is not None}
+        return read_options(sampling_of(recipe) | told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,12 @@ class ChatRequest:
     messages: tuple[dict[str, object], ...]
     """In llama-server's (OpenAI's) shape."""
     tools: tuple[object, ...]
+
+    def told(self, recipe: Recipe) -> tuple[dict[str, object], ...]:
+        """The messages after the recipe's; its system prompt goes first, unless they have one."""
+        has_own = not recipe.system or self.messages[0]["role"] == "system"
+        system = () if has_own else ({"role": "system", "content": recipe.system},)
+        return (*system, *history(recipe), *self.messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +74,17 @@ class GenerateRequest:
         """True where nothing is to be generated: a load, or an unload."""
         return not self.prompt and not self.suffix and not self.images
 
-    def messages(self) -> tuple[dict[str, object], ...]:
-        """The prompt as a chat, for the model's template."""
-        system = ({"role": "system", "content": self.system},) if self.system else ()
-        return (*system, {"role": "user", "content": content(self.prompt, self.images)})
+    def messages(self, recipe: Recipe) -> tuple[dict[str, object], ...]:
+        """The prompt as a chat, for the model's template; a `context` has its own history."""
+        told = self.system or recipe.system
+        system = ({"role": "system", "content": told},) if told else ()
+        before = () if self.context else history(recipe)
+        return (*system, *before, {"role": "user", "content": content(self.prompt, self.images)})
+
+
+def history(recipe: Recipe) -> tuple[dict[str, object], ...]:
+    """The recipe's messages in llama-server's shape."""
+    return tuple({"role": one.role, "content": one.content} for one in recipe.messages)
 
 
 def read_chat(body: bytes) -> ChatRequest:
