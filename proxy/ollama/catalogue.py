@@ -6,6 +6,7 @@ from time import time
 from planners.capabilities import capabilities
 from planners.hardware import HOST
 from planners.model import ServedModel
+from planners.sizes import parameter_size
 from planners.view import InstanceState, Observed
 from proxy import names
 from proxy.door import Door
@@ -71,16 +72,6 @@ async def show(door: Door, exchange: Exchange) -> None:
     model = door.service.offered(name) or host
     copilot = exchange.header(b"user-agent").startswith(b"GitHubCopilotChat/")
     await exchange.reply_json(_shown(model, name, basename=name if copilot else None))
-
-
-def parameter_size(n_params: int) -> str:
-    """Parameters as Ollama prints them: "134.52M", "7B", "1.5B"."""
-    if n_params >= 1e9:
-        billions = n_params / 1e9
-        return f"{billions:.0f}B" if billions == int(billions) else f"{billions:.1f}B"
-    if n_params >= 1e6:
-        return f"{n_params / 1e6:.2f}M"
-    return f"{n_params / 1e3:.0f}K" if n_params >= 1e3 else str(n_params)
 
 
 def _details(model: ServedModel) -> dict[str, object]:

@@ -7,7 +7,7 @@ read again, in a thread of its own, and the outcome replaces the old one whole.
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -125,6 +125,11 @@ class Catalogue:
         before, self._listing = self._listing, listing
         _log_changes(before, listing)
         return listing != before
+
+    async def look_again(self) -> bool:
+        """`scan`, of the folders as they are now: one that is under way may have passed them."""
+        self._offer = replace(self._offer)
+        return await self.scan()
 
     def _read(self) -> tuple[Offer, Listing]:
         """What the offer in force comes to, and that offer. Blocking, in the reader's thread."""
