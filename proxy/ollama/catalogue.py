@@ -10,7 +10,7 @@ from planners.sizes import parameter_size
 from planners.view import InstanceState, Observed
 from proxy import names
 from proxy.door import Door
-from proxy.errors import BadRequest, NotManaged
+from proxy.errors import BadRequest
 from proxy.exchange import TEXT, Exchange
 from proxy.ollama.fields import read_object
 from proxy.ollama.modelfile import modelfile, parameters
@@ -33,11 +33,6 @@ async def version(door: Door, exchange: Exchange) -> None:
 async def status(door: Door, exchange: Exchange) -> None:
     """GET /api/status: the cloud is off."""
     await exchange.reply_json({"cloud": {"disabled": True, "source": "config"}})
-
-
-async def manage(door: Door, exchange: Exchange) -> None:
-    """POST /api/pull and its kin, which a client tries for a model that is not there."""
-    raise NotManaged
 
 
 async def tags(door: Door, exchange: Exchange) -> None:

@@ -1,13 +1,32 @@
-"""POST /api/copy, DELETE /api/delete and POST /api/push."""
+"""POST /api/pull, POST /api/copy, DELETE /api/delete and POST /api/push."""
 
 from proxy.door import Door
-from proxy.errors import BadRequest, UnknownModel
+from proxy.errors import BadRequest, CloudModel, UnknownModel
 from proxy.exchange import Exchange
 from proxy.ollama.fields import Fields, read_object
+from proxy.ollama.progress import tell
 from proxy.ollama.store_errors import in_ollamas_words, valid_name
 from supervisor.store.errors import NotStored
 
 MAX_BODY_BYTES = 64 << 10  # two names
+
+
+async def pull(door: Door, exchange: Exchange) -> None:
+    """POST /api/pull: the model of its registry is there, with lines about how far it is."""
+    fields = await small_object(exchange, "PullRequest")
+    name = valid_name(named(fields))
+    insecure, streams = fields.flag("insecure"), fields.flag("stream", default=True)
+    if name.tag.lower() == "cloud" or name.tag.lower().endswith("-cloud"):
+        raise CloudModel
+    await tell(exchange, door.store.pull(name, insecure=insecure), streams=streams)
+
+
+async def push(door: Door, exchange: Exchange) -> None:
+    """POST /api/push: answered as by a server that reaches no registry."""
+    fields = await small_object(exchange, "PushRequest")
+    name = named(fields)
+    valid_name(name)
+    await tell(exchange, door.store.push(name), streams=fields.flag("stream", default=True))
 
 
 async def copy(door: Door, exchange: Exchange) -> None:

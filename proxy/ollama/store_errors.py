@@ -13,6 +13,7 @@ from supervisor.store.errors import (
     NameTaken,
     NoRoom,
     NotOurs,
+    NotPushed,
     NotStorable,
     NotStored,
     StoreError,
@@ -23,6 +24,7 @@ from supervisor.store.names import BadStoreName, StoreName, parse_name
 _STATUSES: dict[type[SupervisorError], tuple[int, str]] = {
     NotStored: (404, "model_not_found"),
     NotOurs: (403, "not_ours"),
+    NotPushed: (501, "not_pushed"),
     NameTaken: (409, "name_taken"),
     DigestMismatch: (400, "digest_mismatch"),
     BlobMissing: (400, "blob_missing"),

@@ -79,5 +79,16 @@ class Unwritable(StoreError):
         super().__init__(f"{printable(path)} cannot be written: {why}")
 
 
+class NotPushed(StoreError):
+    """Models do not leave this machine."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"model '{name}' is not pushed: no registry is written to from here; its blobs and its"
+            " manifest are files, which any other store may have as they are"
+        )
+
+
 class NotStorable(StoreError):
     """What was to be a stored model cannot be one."""

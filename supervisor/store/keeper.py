@@ -6,21 +6,27 @@ Models that others keep, in folders and stores, are read, copied and never chang
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING
 
 import structlog
 
 from planners.model import ServedModel
+from supervisor.errors import SupervisorError
 from supervisor.store.blobs import Incoming, check_room
 from supervisor.store.digests import Digest
-from supervisor.store.errors import NameTaken, NotOurs, NotStored, StoreError
+from supervisor.store.errors import NameTaken, NotOurs, NotPushed, NotStored, StoreError
 from supervisor.store.making import Making
 from supervisor.store.manifest import Manifest
 from supervisor.store.names import BadStoreName, StoreName, parse_name
 from supervisor.store.own_store import OwnStore
 from supervisor.store.progress import Progress
 from supervisor.store.recipes import Creation
+from supervisor.store.sources import PACE, Pace
 from supervisor.store.threads import StoreThreads
+
+if TYPE_CHECKING:
+    from supervisor.store.pulling import Puller
 
 WRITE_BYTES = 1 << 20  # of an upload, written at once: a thread is asked for each
 ROOM_BYTES = 64 << 20  # of an upload without a length, between two looks at the disk
@@ -38,21 +44,29 @@ class StoreKeeper:
         offered: Callable[[str], ServedModel | None],
         changed: Callable[[], Awaitable[object]],
         record: Callable[[str, StoreName, str], None] = lambda kind, name, reason: None,
+        pace: Pace = PACE,
     ) -> None:
         """`offered`: the model of a name, wherever it lies; `changed`: look at the store again.
 
-        `record`: note an event of a model, with its reason.
+        `record`: note an event of a model, with its reason; `pace`: other than the usual one.
         """
         self.folder = folder
         self._offered, self._changed, self._record = offered, changed, record
         self._store, self._threads = OwnStore(folder), StoreThreads()
+        self._pace = pace
+        self._tasks: asyncio.TaskGroup | None = None
+        self._puller: Puller | None = None
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Within, the store may be changed; what a killed daemon left in it is cleared first."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._open(), name="store")
-            yield
+        async with asyncio.TaskGroup() as self._tasks:
+            self._tasks.create_task(self._open(), name="store")
+            try:
+                yield
+            finally:
+                if self._puller is not None:
+                    await self._puller.aclose()
 
     async def _open(self) -> None:
         """Whatever else is asked of the store's thread waits for this."""
@@ -118,16 +132,56 @@ class StoreKeeper:
         self._record("model.copied", destination, f"from {source}")
 
     async def create(self, asked: Creation) -> AsyncGenerator[Progress, None]:
-        """A model of others' layers, or of uploaded files.
+        """A model of others' layers, or of uploaded files; a base that is not there is pulled.
 
-        Raises NotStored, NameTaken, BlobMissing, NotStorable, NoRoom, Unwritable.
+        Raises PullError, NotStored, NameTaken, BlobMissing, NotStorable, NoRoom, Unwritable.
         """
         self._check_free(asked.name)
+        if asked.base is not None and not await self._has(asked.base):
+            async with aclosing(self.pull(parse_name(asked.base), insecure=False)) as lines:
+                async for line in lines:
+                    if line.status != "success":
+                        yield line
         async for line in self._made(asked):
             yield line
         base = f"from {asked.base}" if asked.base else f"of {len(asked.files)} files"
         self._record("model.created", asked.name, base)
         yield Progress("success")
+
+    async def pull(self, name: StoreName, *, insecure: bool) -> AsyncGenerator[Progress, None]:
+        """The model from its registry, or what is missing of it.
+
+        Raises NameTaken, PullError, BadManifest, DigestMismatch, NoRoom, Unwritable.
+        """
+        self._check_free(name)
+        puller = await self._first_puller()
+        try:
+            async with aclosing(puller.pull(name, insecure=insecure)) as lines:
+                async for line in lines:
+                    yield line
+        except SupervisorError as exc:
+            self._record("pull.failed", name, str(exc))
+            raise
+        await self._changed()
+        self._record("model.pulled", name, f"from {name.host}")
+        yield Progress("success")
+
+    async def push(self, name: str) -> AsyncGenerator[Progress, None]:
+        """Goes no further than to look for the model. Raises NotStored, NotPushed."""
+        yield Progress("retrieving manifest")
+        if self._offered(name) is None:
+            yield Progress("couldn't retrieve manifest")
+            raise NotStored(name)
+        raise NotPushed(name)
+
+    async def _first_puller(self) -> "Puller":
+        if self._puller is None:
+            assert self._tasks is not None, "the store is not open"
+            made = await self._threads.move(
+                _puller, self._store, self._threads, self._tasks, self._pace
+            )
+            self._puller = self._puller or made
+        return self._puller
 
     async def delete(self, name: str) -> None:
         """The model is gone, and what no other needs of it.
@@ -182,6 +236,10 @@ class StoreKeeper:
         manifest = await self._threads.run(self._store.manifest, own) if own else None
         return (own, manifest) if own is not None and manifest is not None else None
 
+    async def _has(self, name: str) -> bool:
+        """Whether a model of that name is there, wherever."""
+        return self._offered(name) is not None or await self._own_name(name) is not None
+
     async def _own_name(self, name: str) -> StoreName | None:
         """The name, where the store has a model of it."""
         try:
@@ -195,6 +253,15 @@ class StoreKeeper:
         served = self._offered(name.short)
         if served is not None and served.store != self.folder:
             raise NameTaken(name.short, path=served.path, store=served.store)
+
+
+def _puller(
+    store: OwnStore, threads: StoreThreads, tasks: asyncio.TaskGroup, pace: Pace
+) -> "Puller":
+    """Late, and in a thread: an HTTP client takes a while to import."""
+    from supervisor.store.pulling import Puller
+
+    return Puller(store, threads, tasks, pace=pace)
 
 
 async def _in_pieces(parts: AsyncIterator[bytes], least_bytes: int) -> AsyncIterator[bytes]:

@@ -88,6 +88,13 @@ class OwnStore:
             return False
         return is_there
 
+    def partial_bytes(self, digest: Digest) -> int:
+        """What an unfinished download of it takes on the disk."""
+        try:
+            return os.stat(f"{blob_path(self.folder, digest)}{PARTIAL}").st_blocks * 512
+        except OSError:
+            return 0
+
     def put_blob(self, media_type: str, data: bytes) -> Layer:
         """A small blob, whole, as a layer. Raises NoRoom, Unwritable."""
         with Incoming(self.folder) as incoming:

@@ -9,6 +9,7 @@ from planners.model import BrokenFile, ServedModel
 from proxy.service import Service
 from supervisor.models.catalogue import Catalogue
 from supervisor.store.keeper import StoreKeeper
+from supervisor.store.sources import PACE, Pace
 from tests.fakes.fleet_of_one import FleetOfOne, served_model
 from tests.fakes.machines import PLAIN
 
@@ -16,7 +17,7 @@ from tests.fakes.machines import PLAIN
 class ShelfFleet(FleetOfOne):
     """Offers what its catalogue finds: in `folder`/models, and in its own store."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, pace: Pace = PACE) -> None:
         super().__init__(served_model(), folder)
         self.dir, self.own = folder / "models", folder / "store"
         self.dir.mkdir(exist_ok=True)
@@ -29,6 +30,7 @@ class ShelfFleet(FleetOfOne):
             offered=self.offered,
             changed=self.catalogue.look_again,
             record=lambda kind, name, reason: self.events.append((kind, name.short)),
+            pace=pace,
         )
 
     def resolve(self, name: str) -> ServedModel | None:

@@ -75,19 +75,3 @@ async def test_show_refuses_in_ollamas_words(
         reply = await at.client.post("/api/show", json=told)
 
     assert (reply.status_code, reply.json()) == (status, {"error": says})
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/api/pull"), ("POST", "/api/push"),
-    ],
-)  # fmt: skip
-async def test_who_would_pull_or_delete_a_model_is_told_where_models_come_from(
-    tmp_path: Path, method: str, path: str
-) -> None:
-    async with serving(FleetOfOne(served_model(), tmp_path)) as at:
-        reply = await at.client.request(method, f"{at.url}{path}", json={"model": "llama3"})
-
-    assert reply.status_code == 501
-    assert "models.dirs" in reply.json()["error"]

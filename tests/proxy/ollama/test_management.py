@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -293,3 +294,18 @@ async def test_where_management_is_off_nothing_is_changed(
     assert reply.status_code == 403
     assert "server.manage is off" in reply.json()["error"]
     assert as_it_lies(tmp_path / "store") == {}
+
+
+async def test_a_push_is_answered_as_by_a_server_without_a_registry(tmp_path: Path) -> None:
+    async with kept(tmp_path) as at:
+        unknown = await at.client.post("/api/push", json={"model": "none"})
+        known = await at.client.post("/api/push", json={"model": "tiny", "stream": False})
+
+    lines = [json.loads(line) for line in unknown.text.splitlines()]
+    assert lines == [
+        {"status": "retrieving manifest"},
+        {"status": "couldn't retrieve manifest"},
+        {"error": "model 'none' not found"},
+    ]
+    assert known.status_code == 501
+    assert "no registry is written to" in known.json()["error"]
