@@ -255,7 +255,7 @@ class _Daemon:
             front.app = app(changed)
 
         lock = self._doors.lock
-        parts = Parts(fleet, catalogue, probe, records, metrics, lock, reconfigure)
+        parts = Parts(fleet, catalogue, probe, records, metrics, lock, store, reconfigure)
         listen = self._doors.listen
         return fleet, Control(config, parts, reread=self._reread, listen=listen), front, store
 

@@ -61,11 +61,8 @@ class Puller:
         if is_missing:
             wanted, source = Wanted(digest, total), registry.blob(digest)
             async with self._downloads.joined(wanted, source) as shared:
-                shown = -1
                 while not await shared.is_whole(within_s=TELL_S):
-                    if shared.completed_bytes != shown:
-                        shown = shared.completed_bytes
-                        yield Progress(status, str(digest), total, shown)
+                    yield Progress(status, str(digest), total, shared.completed_bytes)
         yield Progress(status, str(digest), total, total)
 
     async def _missing(self, layers: Iterable[Layer]) -> tuple[Layer, ...]:
