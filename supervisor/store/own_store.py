@@ -78,15 +78,12 @@ class OwnStore:
         return os.path.isfile(manifest_path(self.folder, self.spelled(name)))
 
     def has_blob(self, digest: Digest, *, size_bytes: int | None = None) -> bool:
-        """Whether the blob is there, and of that size; it counts as new from now on."""
-        path = blob_path(self.folder, digest)
+        """Whether the blob is there, and of that size."""
         try:
-            is_there = size_bytes is None or os.stat(path).st_size == size_bytes
-            if is_there:
-                os.utime(path)  # whoever asks is about to use it: the sweep leaves it alone
+            found = os.stat(blob_path(self.folder, digest))
         except OSError:
             return False
-        return is_there
+        return size_bytes is None or found.st_size == size_bytes
 
     def partial_bytes(self, digest: Digest) -> int:
         """What an unfinished download of it takes on the disk."""

@@ -169,6 +169,18 @@ def test_another_stores_blob_is_shared_where_the_disk_can(store: OwnStore, tmp_p
     assert blobs(store) == {b"x"}
 
 
+def test_a_blob_stays_the_same_file_whoever_asks_for_it(store: OwnStore) -> None:
+    manifest = put(store, "tiny", b"one")
+    (path,) = Path(store.folder, "blobs").glob(f"*{manifest.layers[0].digest.hex}")
+    was = aged(path).stat()
+
+    store.has_blob(manifest.layers[0].digest)
+    store.put_blob(SYSTEM, b"one")
+    store.copy_manifest(TINY, OTHER)
+
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (was.st_ino, was.st_mtime_ns)
+
+
 def test_more_than_the_disk_has_is_refused_before_a_byte_is_written(tmp_path: Path) -> None:
     with pytest.raises(NoRoom) as refused:
         check_room(str(tmp_path), 1 << 60)
