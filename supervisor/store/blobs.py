@@ -9,7 +9,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import secrets
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -76,7 +75,7 @@ class Incoming:
 
     def __init__(self, store: str) -> None:
         self._blobs = Path(store, BLOBS)
-        self._path = self._blobs / f"{ASIDE}{secrets.token_hex(8)}"
+        self._path = self._blobs / f"{ASIDE}{os.urandom(8).hex()}"
         self._hash = hashlib.sha256()
         self.n_bytes = 0
         self._stream: BinaryIO | None = None
