@@ -5,12 +5,13 @@ last part is made to take long: as many layers as a file may have, no two alike,
 devices than one launch can use.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from statistics import median
 from time import process_time
+from types import MappingProxyType
 
 from planners.ggml.layers import MAX_LAYERS
 from planners.graph.reservation import forget
@@ -49,11 +50,17 @@ def _model(name: str, layer_mib: int, *, expert_mib: int = 0) -> ServedModel:
 
 
 def _drawn(
-    name: str, architecture: str, n_embd: int, n_layer: int = 100, **numbers: int
+    name: str,
+    architecture: str,
+    n_embd: int,
+    n_layer: int = 100,
+    *,
+    attention: Mapping[str, Number] = MappingProxyType({}),
+    **numbers: int,
 ) -> ServedModel:
     """A model whose graph is drawn; the larger part of a first look goes there."""
     names = {"head_": "attention.head_", "ssm_": "ssm.", "sliding_": "attention.sliding_"}
-    told: dict[str, Number] = {}
+    told: dict[str, Number] = {f"attention.{key}": value for key, value in attention.items()}
     for key, value in numbers.items():
         start = next((start for start in names if key.startswith(start)), "")
         told[names.get(start, "") + key.removeprefix(start)] = value
@@ -84,8 +91,26 @@ TURNS = (
            ssm_time_step_rank=32, ssm_conv_kernel=4),
     _drawn("100 layers, drawn, windows", "gemma3", 5376, 100, feed_forward_length=21504,
            head_count=32, head_count_kv=16, sliding_window=1024),
+    _drawn("100 layers, drawn, every other a window", "gemma2", 3584, 100,
+           feed_forward_length=14336, head_count=16, head_count_kv=8, sliding_window=4096),
+    _drawn("100 layers, drawn, windows and experts", "gpt-oss", 2880, 100,
+           expert_feed_forward_length=2880, expert_count=16, expert_used_count=4,
+           feed_forward_length=2880, head_count=64, head_count_kv=8, sliding_window=128,
+           attention={"key_length": 64, "value_length": 64}),
+    _drawn("100 layers, drawn, latent", "deepseek2", 2048, 100, head_count=16, head_count_kv=1,
+           attention={"key_length": 576, "value_length": 512, "key_length_mla": 192,
+                      "value_length_mla": 128, "kv_lora_rank": 512},
+           expert_feed_forward_length=1408, expert_count=64, expert_used_count=6,
+           expert_shared_count=2, leading_dense_block_count=1, feed_forward_length=10944),
+    _drawn("100 layers, drawn, states", "mamba2", 2560, 100, head_count=0, feed_forward_length=0,
+           ssm_inner_size=5120, ssm_state_size=128, ssm_group_count=1, ssm_time_step_rank=80,
+           ssm_conv_kernel=4),
+    _drawn("40 layers, drawn, states and heads", "granitehybrid", 2048, 40,
+           attention={"head_count_kv": [8 if i % 10 == 5 else 0 for i in range(40)]},
+           head_count=32, feed_forward_length=8192, ssm_inner_size=4096, ssm_state_size=128,
+           ssm_group_count=1, ssm_time_step_rank=64, ssm_conv_kernel=4),
 )  # fmt: skip
-"""Kinds of layers take turns in them, so that all up to 64 are drawn."""
+"""More kinds of layers, and such as take turns."""
 
 
 def _uneven(info: ModelInfo) -> ModelInfo:
@@ -130,17 +155,23 @@ HARD = (
 )
 
 
-def main() -> None:
-    """Print the table: least and median milliseconds, nothing remembered of the time before."""
-    print(f"{'':60}{'least':>10}{'median':>10}")
+def usual() -> Iterator[tuple[str, Callable[[], object]]]:
+    """The rows of eight devices, each as what it is called and what it thinks through."""
     for title, hardware in (("8 equal", EQUAL), ("8 unequal", UNEQUAL)):
         for models in (SUMS, DRAWN):
             for model in models:
                 told = f"{title} devices, 100 layers, {model.model_id}"
-                _clock(told, partial(_alone, model, hardware))
-            _clock(f"{title} devices, those three together", partial(_all, models, hardware))
+                yield told, partial(_alone, model, hardware)
+            yield f"{title} devices, those three together", partial(_all, models, hardware)
         for model in TURNS:
-            _clock(f"{title} devices, {model.model_id}", partial(_alone, model, hardware))
+            yield f"{title} devices, {model.model_id}", partial(_alone, model, hardware)
+
+
+def main() -> None:
+    """Print the table: least and median milliseconds, nothing remembered of the time before."""
+    print(f"{'':60}{'least':>10}{'median':>10}")
+    for title, work in usual():
+        _clock(title, work)
     machines = (("128 devices", MANY), ("3 devices", FEW), ("one pool", POOLED), ("no host", SHORT))
     for title, hardware in machines:
         for model in HARD:

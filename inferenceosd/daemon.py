@@ -40,7 +40,7 @@ from inferenceosd.ground import (
     keep_temporary_files_in,
     private_folder,
 )
-from inferenceosd.lean_imports import lean_imports, settle
+from inferenceosd.lean_imports import lean_imports, settle, trim
 from inferenceosd.logs import configure_logging
 from inferenceosd.platform_folders import own_model_dir, own_store_dir
 from inferenceosd.service_manager import ServiceManager
@@ -179,6 +179,11 @@ def _spare_the_collector() -> None:
     gc.set_threshold(YOUNG_OBJECTS)
 
 
+async def _find_engines(control: Control) -> None:
+    await control.find_engines()
+    trim()  # of trials and of what they were the first to import
+
+
 class _Daemon:
     """One run: composition, tasks, signals."""
 
@@ -269,7 +274,7 @@ class _Daemon:
                 tasks.create_task(self._reload_when_asked(control), name="reloads"),
                 tasks.create_task(self._pet_watchdog(), name="watchdog"),
                 tasks.create_task(control.follow_lock(), name="lock"),
-                tasks.create_task(control.find_engines(), name="engines"),
+                tasks.create_task(_find_engines(control), name="engines"),
                 tasks.create_task(control.retry_engines(), name="engines of late cards"),
             ]
             running = tasks.create_task(fleet.run(), name="fleet")
@@ -389,6 +394,7 @@ class _Daemon:
             max_body_bytes=config.max_body_bytes,
             origins=config.origins,
             ui=config.ui,
+            ollama_strict=config.ollama_strict,
             listen_is_loopback=self._doors.lock.is_local,
             version=config.ollama_version,
             serves_metrics=config.serves_metrics,

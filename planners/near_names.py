@@ -1,7 +1,6 @@
 """Names like one that nobody has: what a caller may have meant. Pure."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from itertools import islice
 
 from planners.model import folded
@@ -18,5 +17,7 @@ def near_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
         return ()
     by_fold = {folded(each): each for each in islice(known, MOST_KNOWN)}
     within = sorted((each for each in by_fold if wanted in each), key=len)
+    from difflib import get_close_matches  # late: seldom wanted, and not small
+
     alike = get_close_matches(wanted, by_fold, n=MOST_TOLD)
     return tuple(by_fold[each] for each in dict.fromkeys((*within, *alike)))[:MOST_TOLD]

@@ -14,7 +14,7 @@ import structlog
 from structlog.contextvars import bind_contextvars
 
 from proxy import errors
-from proxy.admission.access import Access, Answered
+from proxy.admission.access import Access, Answered, Refused
 from proxy.anthropic import routes as anthropic
 from proxy.child.upstream import UpstreamPools
 from proxy.door import Door, DoorSettings, Traces
@@ -214,6 +214,9 @@ class _App:
 
     async def _fail(self, exchange: Exchange, exc: Exception) -> str:
         """Answers for an exception; one that the table does not know is a bug, logged as such."""
+        if isinstance(exc, Refused) and self._door.settings.ollama_strict:
+            await exchange.reply(exc.status, b"", content_type=b"")
+            return exc.code
         said = errors.answer(exc, exchange.dialect)
         if said is None:
             log.error("request.failed", path=exchange.path, exc_info=exc)

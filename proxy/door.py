@@ -29,6 +29,8 @@ class DoorSettings:
     """Whether `/metrics` is a route of the public port."""
     gate: Gate = OPEN_GATE
     """Whose keys open what."""
+    ollama_strict: bool = False
+    """Whether deliberate differences from Ollama are off."""
     keep_alive_comments_s: float = 0.0
     """Between comments in a stream of events that has not begun; 0 is none."""
 

@@ -6,7 +6,7 @@ with SIGSEGV. How deep they lie is not worked out; that there are so many is eno
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -30,6 +30,11 @@ TOKEN_BYTES = 64
 """Of a text's tokens, one with another, at most: prose has 4, and a run of blanks 30."""
 TEXT_BYTES = 1 << 20
 """Which any context may be told, some to be cut: a child takes seconds to count their tokens."""
+
+TEXTS_BYTES = 8 << 20
+"""Of a request's texts together, where there are several: a child takes 3 s for prose, and 12 s for
+letters without blanks, to count their tokens, whoever else waits. OpenAI takes 300,000 tokens.
+"""
 
 _SHORT_BYTES = MAX_GROUPS
 """What is no longer cannot hold as many."""
@@ -76,6 +81,19 @@ class TextTooLong(BadRequest):
             f"the prompt of {n_bytes} bytes is far more than the context of {n_ctx} tokens that"
             f" {model} has; shorten it, ask for a larger num_ctx, or set a larger context in the"
             " [[model]] of that name in the configuration"
+        )
+
+
+class TextsTooLong(BadRequest):
+    """Several texts that each may fit, whose tokens a child would count for minutes together."""
+
+    code = "too_much_text"
+
+    def __init__(self, *, n_bytes: int, limit_bytes: int) -> None:
+        self.n_bytes, self.limit_bytes = n_bytes, limit_bytes
+        super().__init__(
+            f"the texts of this request are {n_bytes} bytes together, and {limit_bytes} are read"
+            " at a time; send fewer of them in one request"
         )
 
 
@@ -163,7 +181,10 @@ def check_grammars(body: bytes) -> None:
 
 
 def check_text(body: bytes, *, model: str, n_ctx: int) -> None:
-    """Raises TextTooLong for a child's request with a chat, or one text, of far over n_ctx."""
+    """Raises TextTooLong for a child's request with a chat, or one text, of far over n_ctx.
+
+    Raises TextsTooLong for several that are over TEXTS_BYTES together, if n_ctx is no larger.
+    """
     most_bytes = max(TEXT_BYTES, n_ctx * TOKEN_BYTES)
     if len(body) <= most_bytes:
         return
@@ -173,9 +194,22 @@ def check_text(body: bytes, *, model: str, n_ctx: int) -> None:
     if "messages" in told:
         n_bytes = _n_bytes(texts_in(told)) - _n_bytes(_media(told["messages"]))
     else:
-        n_bytes = max(len(text.encode()) for text in texts_in({**told, "": ""}))
+        sizes = [len(text.encode()) for text in texts_in({**told, "": ""})]
+        n_bytes = max(sizes)
+        _check_together(sum(sizes), most_bytes=max(TEXTS_BYTES, most_bytes))
     if n_bytes > most_bytes:
         raise TextTooLong(model=model, n_bytes=n_bytes, n_ctx=n_ctx)
+
+
+def check_pairs(query: str, documents: Sequence[str]) -> None:
+    """Raises TextsTooLong: a child reads the query anew with each document."""
+    n_bytes = len(query.encode()) * len(documents) + _n_bytes(documents)
+    _check_together(n_bytes, most_bytes=TEXTS_BYTES)
+
+
+def _check_together(n_bytes: int, *, most_bytes: int) -> None:
+    if n_bytes > most_bytes:
+        raise TextsTooLong(n_bytes=n_bytes, limit_bytes=most_bytes)
 
 
 def _n_bytes(texts: Iterable[str]) -> int:

@@ -168,8 +168,8 @@ class NumCtxExceeded(PromptTooLong):
         super().__init__(model=model, n_prompt=n_prompt, n_ctx=n_ctx, place=place)
         self.n_loaded = n_loaded
         self.args = (
-            f"{self._subject()} exceeds the num_ctx of {n_ctx} tokens that its"
-            f" request asks for; raise num_ctx ({model} is loaded with {n_loaded}), or shorten it",
+            f"{self._subject()} exceeds the context of {n_ctx} tokens that its request asks for;"
+            f" raise num_ctx ({model} is loaded with {n_loaded}), or shorten it",
         )
 
 

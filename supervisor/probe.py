@@ -32,7 +32,7 @@ from supervisor.devices.engine import EngineSource
 from supervisor.devices.host import HostSource
 from supervisor.devices.identity import devices_of
 from supervisor.devices.kernel_files import ROOT
-from supervisor.devices.nvidia import NvidiaSource
+from supervisor.devices.nvidia_presence import NvidiaIfThere
 from supervisor.devices.rpc import RpcServers
 from supervisor.devices.rules import (
     ruled_device,
@@ -88,7 +88,7 @@ class HardwareProbe:
         read_s: float = READ_S,
         list_age_s: float = LIST_AGE_S,
     ) -> None:
-        looks = sources or (NvidiaSource(root), AmdSource(root), AppleSource())
+        looks = sources or (NvidiaIfThere(root), AmdSource(root), AppleSource())
         self._host = PatientReader("host", HostSource(root).read, limit_s=read_s)
         self._readers = [PatientReader(s.name, s.read, limit_s=read_s) for s in looks]
         self._wake = PatientReader("wake-ups", WakeSource(root).read, limit_s=read_s)

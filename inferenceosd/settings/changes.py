@@ -14,6 +14,7 @@ _SECTIONS = {
     "origins": "server.origins",
     "serves_metrics": "server.metrics",
     "ui": "server.ui",
+    "ollama_strict": "server.ollama_strict",
     "management": "server.manage",
     "model_dirs": "models.dirs",
     "model_defaults": "[models]",

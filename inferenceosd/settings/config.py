@@ -92,6 +92,8 @@ class Config:
     origins: tuple[str, ...]
     serves_metrics: bool
     ui: bool
+    ollama_strict: bool
+    """Whether its deliberate differences from Ollama are off."""
     is_insecure: bool
     keys_path: str | None
     """Of the file of API keys, where it is told."""
@@ -225,6 +227,7 @@ def _assembled(
         origins=values.get(server_keys.SERVER_ORIGINS),
         serves_metrics=values.get(server_keys.SERVER_METRICS),
         ui=values.get(server_keys.SERVER_UI),
+        ollama_strict=values.get(server_keys.SERVER_OLLAMA_STRICT),
         is_insecure=values.get(server_keys.SERVER_INSECURE),
         keys_path=values.get(server_keys.SERVER_KEYS),
         management=Management(values.get(server_keys.SERVER_MANAGE)),

@@ -6,7 +6,6 @@ program's rules: what Ollama could not read is a warning, and the layer below st
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from ipaddress import ip_address
 
 from inferenceosd.settings.error import ConfigError
@@ -43,6 +42,8 @@ def own_settings(
             value = key.kind.from_text(text.strip())
             found[key.name] = Setting(read_setting(key, value, source=name, folders=folders), name)
         elif not _SERVICE_LINK.fullmatch(name):
+            from difflib import get_close_matches  # late: seldom wanted, and not small
+
             near = get_close_matches(name, by_variable, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(f"unknown variable{hint}", source=name)

@@ -4,7 +4,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Generic, TypeVar, cast
 
 from inferenceosd.settings.error import ConfigError
@@ -197,6 +196,8 @@ def _unknown(path: KeyPath, by_path: Iterable[KeyPath]) -> Refused:
     """The refusal of a key nobody knows, with the nearest that somebody does."""
     known = list(by_path)
     siblings = sorted({str(k[len(path) - 1]) for k in known if k[: len(path) - 1] == path[:-1]})
+    from difflib import get_close_matches  # late: seldom wanted, and not small
+
     near = get_close_matches(str(path[-1]), siblings, n=1)
     if not near:
         elsewhere = [dotted(k) for k in known if k[-1] == path[-1]]

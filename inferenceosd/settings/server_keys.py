@@ -64,6 +64,15 @@ SERVER_UI = Key(
     "Whether llama-server's own web chat is served, at `/upstream/MODEL/`.",
     "a page is served only where one is wanted",
 )
+SERVER_OLLAMA_STRICT = Key(
+    "server.ollama_strict",
+    FLAG,
+    False,
+    "Answer as Ollama does even where this daemon differs on purpose: prompts that are too long are"
+    " cut unless `truncate` is false, refused web pages get no reason, `system_fingerprint` is"
+    " `fp_ollama`.",
+    "no client is known to need it; docs/ollama.md lists each difference",
+)
 SERVER_INSECURE = Key(
     "server.insecure",
     FLAG,

@@ -149,7 +149,7 @@ class _Allocator:
                 self._allocate(node)
             for source in node.src:
                 source.n_children += 1
-                if source.is_input:
+                if source.is_input and not source.is_owned:
                     self._allocate(source)
         for node in nodes:  # their sources come before them, or are leafs
             if node.view_src is None and not node.is_owned and node.buffer is None:

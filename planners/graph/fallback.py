@@ -6,6 +6,7 @@ operation on is loaded to the host (llama-model-loader.cpp, weight_buft_supporte
 
 import re
 from collections.abc import Sequence
+from itertools import chain, repeat
 
 from planners.ggml.layers import is_expert
 from planners.graph.kv_cache import F32_BYTES, LaunchShape
@@ -43,25 +44,21 @@ def host_weights(
     """
     limits = dict(shape.binding_limits)
     kinds = {owner: (_is_local(owner), limits.get(owner)) for owner in {*owners}}
-    known: dict[object, frozenset[str]] = {}  # few kinds of layer and device make up a launch
-    found: list[frozenset[str]] = []
-    before: tuple[object, ...] = ()
-    for i, layer in enumerate(model.layers):
-        # Patterns may name a layer's number; all else is alike in one layer and the next.
-        key = (id(layer), owners[i], i < shape.n_cpu_moe, i if shape.on_host else None)
-        if key == before:
-            found.append(found[-1])
-            continue
-        before = key
-        kind = (id(layer), kinds[owners[i]], *key[2:])
-        if (left := known.get(kind)) is None:
-            limit = limits.get(owners[i])
-            left = _left(
-                f"blk.{i}.", i, layer.weights, shape,
-                owner=owners[i], limit=limit, recurrent=model.recurrent,
-            )  # fmt: skip
-            known[kind] = left
-        found.append(left)
+    # Patterns may name a layer's number; all else is alike in one layer and the next.
+    numbers = range(model.n_layer) if shape.on_host else repeat(None)
+    is_lean = chain(repeat(True, shape.n_cpu_moe), repeat(False))
+    marks = [*zip(map(id, model.layers), map(kinds.get, owners), numbers, is_lean, strict=False)]
+    first = {
+        mark: i for i, mark in zip(range(len(marks) - 1, -1, -1), reversed(marks), strict=True)
+    }
+    known = {
+        mark: _left(
+            f"blk.{i}.", i, model.layers[i].weights, shape,
+            owner=owners[i], limit=limits.get(owners[i]), recurrent=model.recurrent,
+        )
+        for mark, i in first.items()
+    }  # fmt: skip
+    found = [known[mark] for mark in marks]
     outputs = [w for w in model.ends if w.name.startswith("output")]
     if not any(w.name == "output.weight" for w in outputs) and model.tied_bytes:
         outputs += [w for w in model.ends if w.name == "token_embd.weight"]

@@ -102,14 +102,7 @@ def kv_cells(model: ModelInfo, layer: LayerInfo, shape: LaunchShape) -> int:
 
 def kv_cache_bytes(model: ModelInfo, shape: LaunchShape) -> int:
     """Bytes of KV cache over all layers and slots."""
-    known: dict[tuple[LayerKind, int, int], int] = {}  # few kinds of layer make up a model
-    total = 0
-    for layer in model.layers:
-        kind = (layer.kind, layer.k_width, layer.v_width)
-        if (n_bytes := known.get(kind)) is None:
-            n_bytes = known[kind] = layer_kv_bytes(model, layer, shape)
-        total += n_bytes
-    return total
+    return sum(kept_bytes(model, shape)) - state_bytes(model, shape)
 
 
 def layer_state_bytes(layer: LayerInfo, shape: LaunchShape) -> int:
@@ -120,19 +113,19 @@ def layer_state_bytes(layer: LayerInfo, shape: LaunchShape) -> int:
 def kept_bytes(model: ModelInfo, shape: LaunchShape) -> list[int]:
     """Bytes that each layer keeps over all slots: KV cache and recurrent state."""
     known: dict[tuple[LayerKind, int, int, int], int] = {}  # few kinds of layer make up a model
-    found = []
-    for layer in model.layers:
+    of_object: dict[int, int] = {}  # and equal layers mostly are one object
+    for number, layer in {id(layer): layer for layer in model.layers}.items():
         kind = (layer.kind, layer.k_width, layer.v_width, layer.state_width)
         if (n_bytes := known.get(kind)) is None:
             n_bytes = layer_kv_bytes(model, layer, shape) + layer_state_bytes(layer, shape)
             known[kind] = n_bytes
-        found.append(n_bytes)
-    return found
+        of_object[number] = n_bytes
+    return [of_object[number] for number in map(id, model.layers)]
 
 
 def state_bytes(model: ModelInfo, shape: LaunchShape) -> int:
     """Bytes of recurrent state over all layers and slots."""
-    return sum(layer_state_bytes(layer, shape) for layer in model.layers)
+    return F32_BYTES * shape.n_parallel * sum(layer.state_width for layer in model.layers)
 
 
 def checkpoint_bytes(model: ModelInfo, shape: LaunchShape) -> int:
@@ -140,11 +133,14 @@ def checkpoint_bytes(model: ModelInfo, shape: LaunchShape) -> int:
 
     A checkpoint holds what cannot be cut back: recurrent state, and windows that moved on.
     """
-    windows = sum(
-        layer_kv_bytes(model, layer, shape)
-        for layer in model.layers
-        if layer.kind is LayerKind.SWA and not shape.swa_full
-    )
+    windows = 0
+    if not shape.swa_full:
+        kept = zip(model.layers, kept_bytes(model, shape), strict=True)
+        windows = sum(
+            n_bytes - layer_state_bytes(layer, shape)
+            for layer, n_bytes in kept
+            if layer.kind is LayerKind.SWA
+        )
     return (windows + state_bytes(model, shape)) // shape.n_parallel
 
 

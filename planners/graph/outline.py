@@ -13,6 +13,7 @@ from planners.hardware import HOST, DeviceId
 
 MOST_DRAWN_WHOLE = 16  # layers: all of them are drawn
 _TURNS = 3  # how often one kind of layer follows another before more of it are left out
+_MASKED_TURNS = 1  # likewise where kinds differ in their masks alone, after each mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +32,24 @@ def outline(
     devices: Sequence[DeviceId],
     limits: Mapping[DeviceId, int],
     most_whole: int = MOST_DRAWN_WHOLE,
+    alike: Sequence[Hashable] | None = None,
 ) -> Outline:
     """The layers worth drawing: all of a small model, else each turn of kinds a few times.
 
     `layers`: equal where the layers are. `owners` names the output layer's device last.
-    `most_whole`: of up to so many layers, all are drawn.
+    `most_whole`: of up to so many layers, all are drawn. `alike`: equal where the results of layers
+    take the same bytes and only their masks differ, as with and without a window; None where no
+    two kinds are like that.
     """
-    kinds = [(layer, names) for layer, names in zip(layers, left, strict=False)]
-    drawn = _turns(kinds, owners) if len(layers) > most_whole else range(len(layers))
-    segments = {
-        device: tuple(hash(kinds[i]) for i in drawn if owners[i] == device) for device in devices
-    }
+    marks = [hash(kind) for kind in zip(layers, left, strict=False)]
+    if len(layers) <= most_whole:
+        drawn: Sequence[int] = range(len(layers))
+    elif alike is None:
+        drawn = _turns(marks, owners)
+    else:
+        classes = [hash(kind) for kind in zip(alike, left, strict=False)]
+        drawn = _masked_turns(marks, classes, owners)
+    segments = {device: tuple(marks[i] for i in drawn if owners[i] == device) for device in devices}
     first_local = next((device for device in devices if not is_remote(device)), None)
     seen: dict[object, DeviceId] = {}
     stand_in = {HOST: HOST}
@@ -55,18 +63,44 @@ def outline(
     return Outline(tuple(i for i in drawn if owners[i] in kept), stand_in)
 
 
-def _turns(
-    kinds: Sequence[tuple[Hashable, frozenset[str]]], owners: Sequence[DeviceId]
-) -> list[int]:
+def _turns(marks: Sequence[int], owners: Sequence[DeviceId]) -> list[int]:
     """Layers whose kind has followed the kind before it, on one device, at most a few times."""
     counts: Counter[object] = Counter()
     found = []
-    before: object = None
-    marks = [hash(kind) for kind in kinds]
+    before: int | None = None
     for i, mark in enumerate(marks):
         turn = (owners[i], before, mark)
         counts[turn] += 1
         if counts[turn] <= _TURNS or i == len(marks) - 1:
             found.append(i)
         before = mark
+    return found
+
+
+def _masked_turns(
+    marks: Sequence[int], classes: Sequence[int], owners: Sequence[DeviceId]
+) -> list[int]:
+    """As `_turns`, on devices by what results take, and anew from each mask that comes to one.
+
+    A mask lies among the results from the first layer that reads it to the last one, so both of
+    these are drawn. The host's layers send their caches, as long as the window, to a device.
+    """
+    pairs = [*zip(owners, marks, strict=False)]
+    last = {pair: i for i, pair in enumerate(pairs)}
+    usual = {*_turns(marks, owners)}
+    counts: Counter[object] = Counter()
+    masks: Counter[DeviceId] = Counter()
+    met: set[tuple[DeviceId, int]] = set()
+    found = []
+    before: object = None
+    for i, (pair, kind) in enumerate(zip(pairs, classes, strict=False)):
+        owner, _ = pair
+        masks[owner] += pair not in met
+        met.add(pair)
+        turn = (owner, masks[owner], before, kind)
+        counts[turn] += 1
+        is_drawn = counts[turn] <= _MASKED_TURNS or i == last[pair]
+        if i in usual if owner == HOST else is_drawn:
+            found.append(i)
+        before = kind
     return found

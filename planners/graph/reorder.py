@@ -4,7 +4,10 @@ It runs independent nodes side by side and keeps together what it fuses (ggml-vu
 ggml_vk_graph_optimize, b11434; as b10434 does).
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
+from operator import not_
 
 from planners.graph.tensors import VIEW_OPS, Node
 
@@ -40,7 +43,10 @@ class _Order:
         self._nodes = nodes
         self._ops = [node.op for node in nodes]
         self._is_head = [op in _KEPT_HEADS for op in self._ops]
-        self._is_empty = [op in VIEW_OPS or not op for op in self._ops]
+        is_empty = [op in VIEW_OPS or not op for op in self._ops]
+        numbers = range(len(nodes))
+        self._empty = [*compress(numbers, is_empty)]
+        self._real = [*compress(numbers, map(not_, is_empty))]
         self._used = [False] * len(nodes)
         self._index: dict[Node, int] = {}
         self._needed_by: list[list[int]] = [[] for _ in nodes]
@@ -113,11 +119,10 @@ class _Order:
     def _group(self) -> list[int]:
         """The first node left, and others that can run beside it: real ones, then views."""
         first, used, unmet = self._first, self._used, self._unmet
-        ops, is_empty, is_head = self._ops, self._is_empty, self._is_head
-        ahead = range(first + 1, min(first + _AHEAD, len(ops)))
+        ops, is_head = self._ops, self._is_head
         group = [first]
-        for j in ahead:  # `used` grows on the way
-            if is_empty[j] or used[j]:
+        for j in _after(first, self._real):  # `used` grows on the way
+            if used[j]:
                 continue
             if unmet[j] and not (group[-1] == j - 1 and self._fuses_before(j)):
                 continue
@@ -128,8 +133,8 @@ class _Order:
                 group += self._pulled(j)
         self._use(group)
         if ops[group[-1]] != "add":
-            for j in ahead:
-                if is_empty[j] and not (unmet[j] or used[j]):
+            for j in _after(first, self._empty):
+                if not (unmet[j] or used[j]):
                     group.append(j)
                     self._use((j,))
         return group
@@ -181,3 +186,8 @@ class _Order:
                     yield k
                 return
             return
+
+
+def _after(first: int, numbers: Sequence[int]) -> Sequence[int]:
+    """Those of the sorted `numbers` that are looked at beside `first`."""
+    return numbers[bisect_right(numbers, first) : bisect_left(numbers, first + _AHEAD)]

@@ -26,6 +26,7 @@ from planners.model import LayerInfo, LayerKind, ModelInfo
 VULKAN = "vulkan"
 MOST_DRAWN = 64  # layers in one graph; each takes half a millisecond or two
 _TRIED_TOKENS = 16  # of each sequence, in the graph that fused operations are tried with
+_RESTRICTED = frozenset({"ssm_scan", "gated_delta_net", "flash_attn", "mul_mat"})
 _DELTA_WIDTHS = (16, 32, 64, 128)  # of V's heads (ggml-vulkan.cpp, GATED_DELTA_NET)
 _VULKAN_CHUNK = 1 << 30  # ggml-vulkan.cpp, suballocation_block_size
 _HEAD_STEP = 8  # ggml-vulkan.cpp, FLASH_ATTN_EXT
@@ -90,12 +91,15 @@ def _drawn(
     *left, output_left = host_weights(model, shape, owners)
     all_devices = [device for device, _ in shape.split]
     limits = dict(shape.binding_limits)
-    # Where kinds of layers take turns, what is free lies scattered, and no few stand for all.
     odd = _odd(known)
-    is_mixed = _has_turns(known) and not all(map(is_remote, all_devices))
     kinds = [*zip(firsts, odd, strict=True)]
-    most_whole = MOST_DRAWN if is_mixed else MOST_DRAWN_WHOLE
-    part = outline(kinds, left, owners, devices=all_devices, limits=limits, most_whole=most_whole)
+    alike = _alike(known) if _masks_alone_differ(model, shape) else None
+    # Where kinds of layers take turns, what is free lies scattered, and no few stand for all.
+    is_mixed = alike is None and _has_turns(known) and not all(map(is_remote, all_devices))
+    part = outline(
+        kinds, left, owners, devices=all_devices, limits=limits,
+        most_whole=MOST_DRAWN if is_mixed else MOST_DRAWN_WHOLE, alike=alike,
+    )  # fmt: skip
     if len(part.layers) > MOST_DRAWN:
         raise Undrawn(f"{len(part.layers)} layers differ")
     devices = [device for device in all_devices if device in part.stand_in.values()]
@@ -119,13 +123,16 @@ def _drawn(
     return {device: sizes[place[model_for]] for device, model_for in part.stand_in.items()}
 
 
+_Drawn = tuple[int, int, frozenset[str], bool]
+
+
 @dataclass(frozen=True, slots=True)
 class _Sketch:
     """All that a reservation depends on, its devices without names."""
 
     known: _Known
     shape: LaunchShape
-    layers: tuple[tuple[int, int, frozenset[str], bool], ...]
+    layers: tuple[_Drawn, ...]
     """Each layer drawn: one like it, its backend, its weights that stay in host memory, and
     whether it is odd."""
     is_local: tuple[bool, ...]
@@ -160,18 +167,28 @@ def _reserved(sketch: _Sketch) -> tuple[int, ...]:
 def _of_decode(sketch: _Sketch, *, within: tuple[int, ...] | None) -> tuple[int, ...]:
     """Bytes per backend for one token per slot; `within` where it needs no more for certain.
 
-    It is small: on most machines all of its results take less, side by side, than those of a prompt
-    that follow one another.
+    It is small: on most machines all results of a layer of each kind take less, side by side, than
+    those of a prompt that follow one another, and no more than one layer's are in use at a time.
     """
-    slots = sketch.shape.n_parallel
-    graph = _drawing(sketch, n=slots, n_outputs=slots, is_fused=True).graph
-    backends = _backends(sketch)
-    splits = split(graph, backends)
     if within is not None:
-        most = most_bytes(ordered(splits), graph.leafs, n_backends=backends.count)
+        few = replace(sketch, layers=_each_once(sketch.layers))
+        graph = _decode_graph(few)
+        splits = split(graph, _backends(few))
+        most = most_bytes(ordered(splits), graph.leafs, n_backends=sketch.host + 1)
         if all(size <= limit for size, limit in zip(most, within, strict=True)):
             return within
-    return _allocated(splits, graph, sketch)
+    graph = _decode_graph(sketch)
+    return _allocated(split(graph, _backends(sketch)), graph, sketch)
+
+
+def _decode_graph(sketch: _Sketch) -> Graph:
+    slots = sketch.shape.n_parallel
+    return _drawing(sketch, n=slots, n_outputs=slots, is_fused=True).graph
+
+
+def _each_once(layers: tuple[_Drawn, ...]) -> tuple[_Drawn, ...]:
+    """The first of equal layers on one backend, and the last layer, whose rows are picked."""
+    return (*dict.fromkeys(layers[:-1]), *layers[-1:])
 
 
 def _drawing(sketch: _Sketch, *, n: int, n_outputs: int, is_fused: bool) -> Builder:
@@ -239,6 +256,43 @@ def _has_turns(known: _Known) -> bool:
     return not is_one_kind or sum(a != b for a, b in pairwise(_odd(known))) > 1
 
 
+def _masks_alone_differ(model: ModelInfo, shape: LaunchShape) -> bool:
+    """Whether a window changes nothing of what a layer's results take, wherever it lies.
+
+    Scores are results without flash attention. A device that cannot attend, or that has its caches
+    on the host, is sent copies of them, which are as long as the window.
+    """
+    if not shape.flash_attn or shape.kv_on_host or shape.binding_limits:
+        return False
+    if shape.backend != VULKAN:
+        return True
+    if (shape.type_k == "bf16") != (shape.type_v == "bf16"):
+        return False
+    layers = {id(layer): layer for layer in model.layers}.values()
+    widths = ((layer.k_width, layer.v_width, max(layer.n_head_kv, 1)) for layer in layers)
+    return not any(k // heads % _HEAD_STEP or v // heads % _HEAD_STEP for k, v, heads in widths)
+
+
+@lru_cache(maxsize=_MODELS)
+def _alike(known: _Known) -> tuple[tuple[int, bool], ...] | None:
+    """For each layer the first that equals it but for a window; None where no two kinds do.
+
+    None, too, where kinds that differ in more than that take turns.
+    """
+    firsts, odd = _firsts(known), _odd(known)
+    kinds = {*zip(firsts, odd, strict=True)}
+    if {known.model.layers[i].kind for i, _ in kinds} != {LayerKind.FULL, LayerKind.SWA}:
+        return None
+    first: dict[LayerInfo, int] = {}
+    number = {
+        i: first.setdefault(replace(known.model.layers[i], kind=LayerKind.FULL), i)
+        for i in sorted({*firsts})
+    }
+    found = tuple((number[i], is_odd) for i, is_odd in zip(firsts, odd, strict=True))
+    takes_turns = sum(a != b for a, b in pairwise(found)) > 1
+    return None if takes_turns or len({*found}) == len(kinds) else found
+
+
 @lru_cache(maxsize=_MODELS)
 def _odd(known: _Known) -> tuple[bool, ...]:
     return odd_layers(known.model)
@@ -295,14 +349,14 @@ def _backends(sketch: _Sketch) -> Backends:
         limit = bindings[backend]
         if limit is not None and any(x.n_bytes > limit for x in (node, *node.src)):
             return False
-        return _runs(node, is_vulkan=is_vulkan, mixes_bf16=mixes_bf16)
+        return node.op not in _RESTRICTED or _runs(node, is_vulkan=is_vulkan, mixes_bf16=mixes_bf16)
 
     offloads = tuple(local and shape.op_offload for local in is_local)
     return Backends(sketch.host + 1, offloads, supports)
 
 
 def _runs(node: Node, *, is_vulkan: bool, mixes_bf16: bool) -> bool:
-    """Whether a local device runs an operation; only what differs between devices is asked."""
+    """Whether a local device runs one of the operations that not all devices run as all others."""
     match node.op:
         case "ssm_scan":
             return _can_scan(node)
@@ -343,3 +397,4 @@ def forget() -> None:
     _has_all_tensors.cache_clear()
     _has_turns.cache_clear()
     _odd.cache_clear()
+    _alike.cache_clear()

@@ -47,7 +47,7 @@ def split(graph: Graph, backends: Backends) -> list[Split]:
     for node in working:
         if node.backend < 0:
             node.backend = _best_supported(node, backends)
-    _follow_sources(graph.nodes, backends)
+    _follow_sources(graph, backends)
     return _runs(graph.nodes)
 
 
@@ -121,12 +121,13 @@ def _home(node: Node) -> int:
     return node.backend if node.backend >= 0 else owner.backend
 
 
-def _follow_sources(nodes: Iterable[Node], backends: Backends) -> None:
+def _follow_sources(graph: Graph, backends: Backends) -> None:
     """Pass 4: what is left follows what it views, or who uses it."""
-    for node in nodes:
+    is_open = any(leaf.backend < 0 for leaf in graph.leafs)  # nodes come after their sources
+    for node in graph.nodes:
         if node.backend < 0:
             node.backend = node.view_src.backend if node.view_src else backends.host
-        for source in node.src:
+        for source in node.src if is_open else ():
             if source.backend < 0:
                 source.backend = source.view_src.backend if source.view_src else node.backend
 
@@ -139,33 +140,35 @@ def _runs(nodes: Sequence[Node]) -> list[Split]:
     for node in nodes:
         run = runs[-1]
         if node.op not in VIEW_OPS:
-            here = node.backend
-            if here != run.backend or (run.inputs and _borrows(node, here)):
-                run = Split(here, [], [])
+            away = _away(node)
+            borrows = run.inputs and any(source.is_weight for _, source in away)
+            if node.backend != run.backend or borrows:
+                run = Split(node.backend, [], [])
                 runs.append(run)
-            for j, source in enumerate(node.src):
-                if source.buffer is None and source.view_src is None:
-                    if source.backend == here:
-                        continue  # as `_home` would say, quicker
-                elif source.buffer == here:
-                    continue
-                if _home(source) != here:
-                    key = (id(source), run.backend)
-                    if key not in copies:
-                        copies[key] = Node("", source.ne, size=source.size, nb=source.nb,
-                                           n_bytes=source.n_bytes)  # fmt: skip
-                        copies[key].backend = run.backend
-                        run.inputs.append((source, copies[key]))
-                    node.src[j] = copies[key]
+            for j, source in away:
+                key = (id(source), run.backend)
+                if key not in copies:
+                    copies[key] = Node("", source.ne, size=source.size, nb=source.nb,
+                                       n_bytes=source.n_bytes)  # fmt: skip
+                    copies[key].backend = run.backend
+                    run.inputs.append((source, copies[key]))
+                node.src[j] = copies[key]
         run.nodes.append(node)
     return runs
 
 
-def _borrows(node: Node, backend: int) -> bool:
-    for source in node.src:  # noqa: SIM110  # asked of every node: a generator costs more than it
-        if source.is_weight and source.buffer != backend:
-            return True
-    return False
+def _away(node: Node) -> list[tuple[int, Node]]:
+    """The sources that lie elsewhere than the node is computed, by their place."""
+    here, found = node.backend, []
+    for j, source in enumerate(node.src):
+        if source.buffer is None and source.view_src is None:
+            if source.backend == here:
+                continue  # as `_home` would say, quicker
+        elif source.buffer == here:
+            continue
+        if _home(source) != here:
+            found.append((j, source))
+    return found
 
 
 def ordered(splits: Iterable[Split]) -> list[Node]:

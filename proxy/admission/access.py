@@ -61,20 +61,25 @@ class Answered:
     headers: Headers = ()
 
 
-class OriginRefused(BadRequest):
-    """A web page of elsewhere calls."""
+class Refused(BadRequest):
+    """Neither web pages of elsewhere nor their tricks are let in. Ollama gives no reason."""
 
     status = 403
+    code = "refused"
+
+
+class OriginRefused(Refused):
+    """A web page of elsewhere calls."""
+
     code = "origin_refused"
 
     def __init__(self) -> None:
         super().__init__("web pages of this Origin may not call here; server.origins lets them in")
 
 
-class HostRefused(BadRequest):
+class HostRefused(Refused):
     """The caller was led here by a name that is none of this machine's."""
 
-    status = 403
     code = "host_refused"
 
     def __init__(self) -> None:

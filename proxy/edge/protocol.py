@@ -32,6 +32,7 @@ HEADERS = 128
 URL_BYTES = 8 << 10  # as nginx and Apache
 LINGER_S = 1.0  # closed with bytes unread, a connection is reset, and its last reply may be lost
 PIPELINED = 64  # requests that may wait behind one; browsers send none, benchmarks a few dozen
+READ_AHEAD = 8  # of these are read on the way: only who reads hears that the caller leaves
 LEAST_BYTES_PER_S = 512  # of a body that is sent, or a reply that is read; Apache's reqtimeout: 500
 
 _TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
@@ -188,7 +189,7 @@ class DoorProtocol(HttpToolsProtocol):
         self._body_timer.stop()
         if self._newest is not None and not self._newest.response_complete:
             self._newest.end_body()
-        if not self.pipeline:
+        if len(self.pipeline) <= READ_AHEAD:
             self.flow.resume_reading()  # else a caller who leaves after a long body goes unnoticed
 
     def _begin_request(self) -> None:
@@ -210,7 +211,8 @@ class DoorProtocol(HttpToolsProtocol):
         if before is None or before.response_complete:
             self._start_asgi_task(cycle, self.app)
         else:
-            self.flow.pause_reading()
+            if len(self.pipeline) >= READ_AHEAD:
+                self.flow.pause_reading()  # from here on a caller who leaves goes unnoticed
             self.pipeline.appendleft((cycle, self.app))
 
     def _scope(self, version: str) -> HTTPScope:

@@ -8,11 +8,13 @@ What goes to the child is one of these lists' own words, or a name without a way
 """
 
 import re
+import zlib
 from urllib.parse import quote
 
 from proxy import names
+from proxy.child.upstream import UpstreamResponse
 from proxy.door import Door
-from proxy.errors import BadRequest, UnknownModel, UpstreamGone
+from proxy.errors import BadRequest, UnknownModel, UpstreamBroken, UpstreamGone
 from proxy.exchange import Exchange
 from proxy.forward import REAPED_S, REPLY_BYTES
 
@@ -51,7 +53,10 @@ _REFUSALS = (
 _FILE = re.compile(
     r"/(?:[A-Za-z0-9_@+~\-][A-Za-z0-9._@+~\-]*/)*(?:[A-Za-z0-9_@+~\-][A-Za-z0-9._@+~\-]*)?"
 )
-_ASKED_WITH = (b"accept-encoding", b"if-none-match")
+_ASKED_WITH = (b"if-none-match",)
+_GZIP = b"gzip"
+"""All that a child has its files in; whoever does not read it gets them decoded."""
+_GZIP_WBITS = 31  # zlib.h: 16 for gzip's header, 15 for the largest window
 _TOLD_WITH = (
     b"content-encoding", b"etag", b"cache-control", b"cross-origin-embedder-policy",
     b"cross-origin-opener-policy", b"vary",
@@ -129,6 +134,7 @@ async def _fetched(door: Door, exchange: Exchange, target: bytes) -> None:
     model = names.served(door, exchange, "")
     asked = ((name, exchange.header(name)) for name in _ASKED_WITH)
     headers = [*((name, value) for name, value in asked if value), *exchange.passed_on]
+    headers.append((b"accept-encoding", _GZIP))
     async with door.service.lease(
         model.model_id, caller=exchange.caller, takes_slot=False
     ) as lease:
@@ -140,6 +146,33 @@ async def _fetched(door: Door, exchange: Exchange, target: bytes) -> None:
         except UpstreamGone:
             await door.service.until_gone(lease, within_s=REAPED_S)
             raise
-    told = [(name, value) for name in _TOLD_WITH if (value := response.header(name))]
-    kind = response.header(b"content-type")
-    await exchange.reply(response.status, body, content_type=kind, headers=[*told, *_POLICY])
+    told = {name: value for name in _TOLD_WITH if (value := response.header(name))}
+    if told.get(b"content-encoding") == _GZIP:
+        told.setdefault(b"vary", b"accept-encoding")
+        if not reads_gzip(exchange.header(b"accept-encoding")):
+            body = _unpacked(response, body)
+            del told[b"content-encoding"]
+    kind, headers = response.header(b"content-type"), [*told.items(), *_POLICY]
+    await exchange.reply(response.status, body, content_type=kind, headers=headers)
+
+
+def reads_gzip(accepted: bytes) -> bool:
+    """Whether a caller takes it, by its Accept-Encoding (RFC 9110, 12.5.3)."""
+    weights: dict[bytes, bytes] = {}
+    for part in accepted.lower().split(b","):
+        coding, _, weight = part.partition(b";")
+        weights[coding.strip()] = weight.replace(b" ", b"")
+    weight = weights.get(_GZIP, weights.get(b"*", b"q=0"))
+    return not re.fullmatch(rb"q=0(\.0*)?", weight)
+
+
+def _unpacked(response: UpstreamResponse, body: bytes) -> bytes:
+    """Raises UpstreamBroken for what is no gzip, or more than a reply may be."""
+    packed = zlib.decompressobj(wbits=_GZIP_WBITS)
+    try:
+        unpacked = packed.decompress(body, REPLY_BYTES)
+    except zlib.error as exc:
+        raise UpstreamBroken(response.socket_path, f"a file of another shape ({exc})") from exc
+    if not packed.eof:
+        raise UpstreamBroken(response.socket_path, "a file that is cut, or too large")
+    return unpacked

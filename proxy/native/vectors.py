@@ -11,12 +11,13 @@ from proxy import names
 from proxy.bodies import decoded
 from proxy.child.chunks import ABSENT
 from proxy.door import Door
+from proxy.engine_limits import check_pairs
 from proxy.errors import NotCapable
 from proxy.exchange import Exchange
 from proxy.forward import Check, Order, converse
 from proxy.native.form import field
 from proxy.native.meant import meant
-from proxy.prompt.count import prompts_in
+from proxy.prompt.count import MAX_INPUTS, check_count, n_prompts_in, prompts_in
 from proxy.prompt.length import Prompt, bounding
 from proxy.relay import relay_whole
 
@@ -54,9 +55,11 @@ async def embedding(door: Door, exchange: Exchange) -> None:
     body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
     asked = decoded(body, _ASKED_TO_EMBED)
     model = names.embedder(meant(door, exchange, asked.model))
+    n_prompts_in(asked.told, most=MAX_INPUTS, param="input")
     check = None
     if asked.num_ctx is not None:  # else the child itself refuses what is too long
-        prompts = [Prompt.of({"prompt": one}) for one in prompts_in(asked.told)]
+        told = prompts_in(asked.told, most=MAX_INPUTS, param="input")
+        prompts = [Prompt.of({"prompt": one}) for one in told]
         check = bounding(door, model, asked.model or model.model_id, prompts, asked.num_ctx)
     await _passed(door, exchange, Order(b"/embedding", body), asked, model, check)
 
@@ -69,9 +72,12 @@ async def rerank(door: Door, exchange: Exchange) -> None:
     if not model.info.is_reranker:
         because = "only a model with pooling type rank does"
         raise NotCapable(model.model_id, "reranking", because=because)
+    documents = asked.documents or asked.texts
+    check_count(len(documents), param="documents")
+    check_pairs(asked.query, documents)
     check = None
     if asked.num_ctx is not None:  # the child puts a mark or two between both
-        pairs = [Prompt(texts=(asked.query, text)) for text in asked.documents or asked.texts]
+        pairs = [Prompt(texts=(asked.query, text)) for text in documents]
         check = bounding(door, model, asked.model or model.model_id, pairs, asked.num_ctx)
     await _passed(door, exchange, Order(b"/v1/rerank", body), asked, model, check)
 

@@ -46,7 +46,8 @@ class Incapable(BadRequest):
 
 async def chat(door: Door, exchange: Exchange) -> None:
     """POST /api/chat."""
-    request = read_chat(await exchange.body(limit_bytes=door.settings.max_body_bytes))
+    body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
+    request = read_chat(body, truncates=door.settings.ollama_strict)
     if not request.common.model:
         raise BadRequest("model is required")
     turn = _Turn.of(door, exchange, request.common, is_chat=True)
@@ -63,13 +64,14 @@ async def chat(door: Door, exchange: Exchange) -> None:
 
 async def generate(door: Door, exchange: Exchange) -> None:
     """POST /api/generate."""
-    request = read_generate(await exchange.body(limit_bytes=door.settings.max_body_bytes))
+    body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
+    request = read_generate(body, truncates=door.settings.ollama_strict)
     turn = _Turn.of(door, exchange, request.common, is_chat=False)
     async with exchange.attended():
         if request.is_empty and request.common.keep_alive_s == 0:
             return await turn.unload()
         options = request.common.options(turn.model.recipe)
-        turn.check("generate", needs_insert=bool(request.suffix))
+        turn.check("generate", needs_insert=bool(request.suffix) and request.template is None)
         if request.is_empty:
             return await turn.load(options)
         return await _generate(turn, request, options)
@@ -77,6 +79,11 @@ async def generate(door: Door, exchange: Exchange) -> None:
 
 async def _generate(turn: "_Turn", request: GenerateRequest, options: Options) -> None:
     plain = completion_body(request.common, options)
+    if request.template is not None:
+        text = request.rendered(request.template, turn.model.recipe)
+        told = plain | {"prompt": [*request.context, text] if request.context else text}
+        context_of = partial(_context_of_text, turn.door, text, request.context)
+        return await turn.ask(COMPLETION, told, options, context_of)
     if request.suffix:
         told = plain | {"input_prefix": request.prompt, "input_suffix": request.suffix}
         return await turn.ask(INFILL, told, options)
@@ -232,5 +239,11 @@ async def _context(
 ) -> tuple[int, ...]:
     """The ids of all so far: what came before, the prompt as rendered, and the reply."""
     prompt = await rendered(door, lease, as_chat)
+    return await _context_of_text(door, prompt, before, lease, text)
+
+
+async def _context_of_text(
+    door: Door, prompt: str, before: tuple[int, ...], lease: Lease, text: bytes
+) -> tuple[int, ...]:
     text_so_far = prompt + msgspec.json.decode(text, type=str)
     return before + await token_ids(door, lease, text_so_far, add_special=not before)

@@ -16,6 +16,7 @@ from proxy.exchange import Exchange
 from proxy.forward import Order, converse, whole_reply
 from proxy.ollama.fields import read_object
 from proxy.ollama.options import read_options
+from proxy.prompt.count import check_count
 from proxy.prompt.length import Bound, Prompt, bounds_of, located
 from proxy.prompt.truncation import shortened_inputs
 from supervisor.leases.lease import Lease
@@ -76,7 +77,8 @@ async def embed(door: Door, exchange: Exchange) -> None:
             wanted = names.embedder(model).model_id
             await door.service.load(wanted, keep_alive_s=keep_alive_s, context=n_ctx)
             return await exchange.reply_json({"model": name, "embeddings": []})
-        wish = _Wish(model, name, texts, keep_alive_s, n_ctx, fields.flag("truncate"))
+        truncates = fields.flag("truncate", default=door.settings.ollama_strict)
+        wish = _Wish(model, name, texts, keep_alive_s, n_ctx, truncates)
         embedded = await _embedded(door, exchange, wish)
         told: dict[str, object] = {
             "model": name,
@@ -94,7 +96,7 @@ async def embeddings(door: Door, exchange: Exchange) -> None:
     """POST /api/embeddings."""
     fields = read_object(await _body(door, exchange), "EmbeddingRequest")
     name, prompt, keep_alive_s = fields.text("model"), fields.text("prompt"), fields.keep_alive_s()
-    truncates = fields.flag("truncate")
+    truncates = fields.flag("truncate", default=door.settings.ollama_strict)
     if not name:
         raise BadRequest("model is required")
     model = names.served(door, exchange, name, unknown=_UNKNOWN.format(name))
@@ -125,6 +127,7 @@ def _texts(told: object) -> list[str]:
     texts = [told] if isinstance(told, str) else told
     if not isinstance(texts, list) or any(not isinstance(text, str) for text in texts):
         raise BadRequest("invalid input type")
+    check_count(len(texts))
     return texts
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 
 from planners.recipe import Recipe
+from planners.templates.conversation import Said, Template, infill, prompt, read
+from planners.templates.go_syntax import BadTemplate
 from proxy.errors import BadOption, BadRequest
 from proxy.ollama.fields import Fields, WrongType, read_object
 from proxy.ollama.options import Options, read_options, sampling_of
@@ -28,7 +30,7 @@ class Common:
     logprobs: bool
     top_logprobs: int
     truncate: bool
-    """Only where it is asked for outright: left out, nothing is dropped."""
+    """Left out, nothing is dropped, unless the daemon is to be as Ollama is."""
     render_only: bool
     told_options: dict[str, Any]
 
@@ -68,11 +70,25 @@ class GenerateRequest:
     raw: bool
     context: tuple[int, ...]
     images: tuple[str, ...]
+    template: Template | None = None
+    """Of Go's, to be used instead of the model's own."""
 
     @property
     def is_empty(self) -> bool:
         """True where nothing is to be generated: a load, or an unload."""
         return not self.prompt and not self.suffix and not self.images
+
+    def rendered(self, template: Template, recipe: Recipe) -> str:
+        """The prompt as `template` has it. Raises BadRequest for what that makes no text of."""
+        told = self.system or recipe.system
+        system = (Said("system", told),) if told else ()
+        before = () if self.context else tuple(Said(m.role, m.content) for m in recipe.messages)
+        try:
+            if self.suffix:
+                return infill(template, prefix=self.prompt, suffix=self.suffix)
+            return prompt(template, (*system, *before, Said("user", self.prompt)))
+        except BadTemplate as exc:
+            raise BadRequest(f"template error: {exc}") from exc
 
     def messages(self, recipe: Recipe) -> tuple[dict[str, object], ...]:
         """The prompt as a chat, for the model's template; a `context` has its own history."""
@@ -87,41 +103,48 @@ def history(recipe: Recipe) -> tuple[dict[str, object], ...]:
     return tuple({"role": one.role, "content": one.content} for one in recipe.messages)
 
 
-def read_chat(body: bytes) -> ChatRequest:
-    """The request in `body`. Raises BadRequest."""
+def read_chat(body: bytes, *, truncates: bool = False) -> ChatRequest:
+    """The request in `body`; `truncates`: where it does not say. Raises BadRequest."""
     fields = read_object(body, "ChatRequest")
     tools = fields.items("tools", "api.Tools")
     for tool in tools:
         if not isinstance(tool, dict):
             raise WrongType(value=tool, field="ChatRequest.tools", wanted="api.Tool")
     messages = tuple(_message(message) for message in fields.children("messages", "Message"))
-    return ChatRequest(common=_common(fields), messages=messages, tools=tuple(tools))
+    common = _common(fields, truncates=truncates)
+    return ChatRequest(common=common, messages=messages, tools=tuple(tools))
 
 
-def read_generate(body: bytes) -> GenerateRequest:
-    """The request in `body`. Raises BadRequest."""
+def read_generate(body: bytes, *, truncates: bool = False) -> GenerateRequest:
+    """The request in `body`; `truncates`: where it does not say. Raises BadRequest."""
     fields = read_object(body, "GenerateRequest")
     raw, template = fields.flag("raw"), fields.text("template")
     system, context = fields.text("system"), fields.whole_numbers("context")
     if raw and (template or system or context):
         raise BadRequest("raw mode does not support template, system, or context")
-    if template:
-        raise BadRequest(
-            "template is not supported: prompts are rendered by the model's own chat template;"
-            " use raw to send a prompt that is rendered already"
-        )
+    images = fields.texts("images")
+    if template and images:
+        raise BadRequest("images are put in place by the model's own template: leave out template")
     return GenerateRequest(
-        common=_common(fields),
+        common=_common(fields, truncates=truncates),
         prompt=fields.text("prompt"),
         suffix=fields.text("suffix"),
         system=system,
         raw=raw,
         context=context,
-        images=fields.texts("images"),
+        images=images,
+        template=_template(template) if template else None,
     )
 
 
-def _common(fields: Fields) -> Common:
+def _template(told: str) -> Template:
+    try:
+        return read(told)
+    except BadTemplate as exc:
+        raise BadRequest(f"template error: {exc}") from exc
+
+
+def _common(fields: Fields, *, truncates: bool) -> Common:
     top_logprobs = fields.whole("top_logprobs")
     if not 0 <= top_logprobs <= 20:
         raise BadRequest("top_logprobs must be between 0 and 20")
@@ -133,7 +156,7 @@ def _common(fields: Fields) -> Common:
         format=fields.value("format") or None,
         logprobs=fields.flag("logprobs"),
         top_logprobs=top_logprobs,
-        truncate=fields.flag("truncate"),
+        truncate=fields.flag("truncate", default=truncates),
         render_only=fields.flag("_debug_render_only"),
         told_options=fields.mapping("options"),
     )

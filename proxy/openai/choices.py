@@ -131,7 +131,9 @@ class Choices:
         if response.status != 200:
             raise await refusal(response, lease)
         events, is_done = EventReader(response.socket_path), False
-        async for arrived in response.chunks():
+
+        def take(arrived: bytes) -> None:
+            nonlocal is_done
             said: list[bytes] = []
             try:
                 for event in events.feed(arrived):
@@ -139,14 +141,16 @@ class Choices:
                     if event != DONE:
                         said.append(told.chunk(event, index, shows_progress, response.socket_path))
             finally:  # what came before an error is told before it
-                await self._write(b"".join(said))
+                self._put(b"".join(said))
+
+        await response.pour(take, self.exchange.to_caller)
         if not is_done:
             raise StreamCut(response.socket_path)
 
-    async def _write(self, events: bytes) -> None:
+    def _put(self, events: bytes) -> None:
         if events:
             self.exchange.begin(Framing.SSE)
-            await self.exchange.write(events)
+            self.exchange.put(events)
 
     def _report(self, lease: Lease, parts: Iterable[_Part]) -> None:
         timings = [part.timings for part in parts if part.timings is not None]

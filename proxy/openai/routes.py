@@ -1,5 +1,6 @@
 """OpenAI's routes: the child's own dialect, so requests and streams pass; the model is chosen."""
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from proxy.exchange import Exchange
 from proxy.forward import Check, Hear, Order, converse
 from proxy.openai.assemble import STREAMED, assembled
 from proxy.openai.choices import MAX_CHOICES, RANDOM_SEED, Choices
-from proxy.prompt.count import n_prompts_in, prompts_in
+from proxy.prompt.count import MAX_INPUTS, n_prompts_in, prompts_in
 from proxy.prompt.length import Prompt, bounding, located
 from proxy.pulse import Pulse
 from proxy.relay import relay_stream, relay_whole
@@ -93,6 +94,7 @@ async def embeddings(door: Door, exchange: Exchange) -> None:
     body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
     asked = decoded(body, _ASKED)
     model = names.embedder(names.named(door, exchange, asked.model))
+    n_prompts_in(asked.input, most=MAX_INPUTS, param="input")
 
     async def hear(lease: Lease, response: UpstreamResponse) -> None:
         try:
@@ -114,11 +116,12 @@ def _embedding_check(door: Door, asked: _Asked, model: ServedModel) -> Check | N
     if asked.num_ctx is None:
         return None  # the child itself refuses what is too long
     name = asked.model or model.model_id
-    return bounding(door, model, name, _prompts(asked.input), asked.num_ctx)
+    told = prompts_in(asked.input, most=MAX_INPUTS, param="input")
+    return bounding(door, model, name, _prompts(told), asked.num_ctx)
 
 
-def _prompts(told: msgspec.Raw) -> list[Prompt]:
-    return [Prompt.of({"prompt": each}) for each in prompts_in(told)]
+def _prompts(told: Iterable[object]) -> list[Prompt]:
+    return [Prompt.of({"prompt": each}) for each in told]
 
 
 async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
@@ -163,7 +166,7 @@ def _check(
     if asked.num_ctx is None and n_prompts == 1:
         return None  # the child itself refuses what is too long
     name = asked.model or model.model_id
-    prompts = [chat] if chat is not None else _prompts(asked.prompt)
+    prompts = [chat] if chat is not None else _prompts(prompts_in(asked.prompt))
     return bounding(door, model, name, prompts, asked.num_ctx)
 
 

@@ -11,11 +11,6 @@ from supervisor.devices.kernel_files import ROOT, text_of
 from supervisor.devices.pci import link_bytes_per_s, numa_node
 from supervisor.devices.sighting import Reading, Sighting, kind_by_name
 
-try:
-    import pyamdgpuinfo
-except ImportError:
-    pyamdgpuinfo = None
-
 _VENDOR = "0x1002"  # PCI id
 _APUS = frozenset({
     "0x15dd", "0x15d8",  # Raven, Picasso
@@ -103,7 +98,9 @@ def _pci(folder: Path) -> str:
 
 def _names() -> tuple[dict[str, str], tuple[Note, ...]]:
     """PCI address → marketing name."""
-    if pyamdgpuinfo is None:
+    try:
+        import pyamdgpuinfo  # late: only where amdgpu drives a card
+    except ImportError:
         return {}, ()
     try:
         cards = [pyamdgpuinfo.get_gpu(n) for n in range(pyamdgpuinfo.detect_gpus())]

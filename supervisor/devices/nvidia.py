@@ -4,13 +4,13 @@ NVML names a card by PCI address and knows nothing of CUDA's numbers; supervisor
 joins the two.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from planners.hardware import DeviceKind, Note, NoteKind
-from supervisor.devices.kernel_files import ROOT, text_of
+from supervisor.devices.kernel_files import ROOT
+from supervisor.devices.nvidia_presence import LIBRARY, cards_on_bus, has_card, is_wsl
 from supervisor.devices.pci import link_bytes_per_s, numa_node
 from supervisor.devices.sighting import Reading, Sighting, kind_by_name
 
@@ -19,8 +19,6 @@ try:
 except ImportError:  # a distribution may package us without it
     pynvml = None
 
-_VENDOR, _DISPLAY_CLASS = "0x10de", "0x03"  # PCI ids: NVIDIA; display controllers
-_LIBRARY = "libnvidia-ml.so.1"
 _UNTOLD: tuple[type[Exception], ...] = (
     ()
     if pynvml is None
@@ -61,7 +59,7 @@ class NvidiaSource:
 
     def _open(self) -> None:
         """Start NVML, anew where cards came or went: it lists those that its start found."""
-        there = frozenset(_cards_on_bus(self._root))
+        there = cards_on_bus(self._root)
         if self._opened_for is not None and self._opened_for != there:
             self._opened_for = None
             pynvml.nvmlShutdown()
@@ -99,30 +97,12 @@ def _note(why: str) -> Note:
     return Note(NoteKind.DRIVER, f"NVML: {why}")
 
 
-def has_card(root: Path) -> bool:
-    """True when the PCI bus shows an NVIDIA display controller, driver or not, or WSL lends one."""
-    return any(_cards_on_bus(root)) or is_wsl(root)
-
-
-def is_wsl(root: Path) -> bool:
-    """True in a Linux under Windows that was lent a GPU: no PCI bus shows it there."""
-    is_microsofts = "microsoft" in text_of(root / "proc/sys/kernel/osrelease").lower()
-    return is_microsofts and (root / "dev/dxg").exists()
-
-
-def _cards_on_bus(root: Path) -> Iterator[str]:
-    for device in (root / "sys/bus/pci/devices").glob("*"):
-        is_nvidias = text_of(device / "vendor").strip() == _VENDOR
-        if is_nvidias and text_of(device / "class").startswith(_DISPLAY_CLASS):
-            yield device.name
-
-
 def _told(exc: Any, root: Path) -> tuple[str, bool]:
     """What keeps NVML from starting, with its remedy, and whether that is news on any machine."""
     if isinstance(exc, pynvml.NVMLError_LibraryNotFound):
         if is_wsl(root):
-            return f"{_LIBRARY} is not found; on WSL it comes with Windows' driver", False
-        return f"{_LIBRARY} is not installed (it comes with the driver)", False
+            return f"{LIBRARY} is not found; on WSL it comes with Windows' driver", False
+        return f"{LIBRARY} is not installed (it comes with the driver)", False
     if isinstance(exc, pynvml.NVMLError_LibRmVersionMismatch):
         return f"{exc}: the driver was replaced while it ran; restart the machine", True
     if isinstance(exc, pynvml.NVMLError_DriverNotLoaded):

@@ -90,10 +90,15 @@ def _weights(count: int, ggml_type: int, chance: random.Random) -> bytes:
     if ggml_type == _F32:
         return struct.pack("<f", 1.0) * count
     scale, quant_bytes = _BLOCK_SHAPE[ggml_type]
-    delta = struct.pack("<e", scale)
-    quants = chance.randbytes(count // _BLOCK * quant_bytes)
-    blocks = (quants[at : at + quant_bytes] for at in range(0, len(quants), quant_bytes))
-    return b"".join(delta + block for block in blocks)
+    n_blocks = count // _BLOCK
+    quants = chance.randbytes(n_blocks * quant_bytes)
+    # Column by column: thousands of little objects would leave the daemon larger for good.
+    columns = [bytes((byte,)) * n_blocks for byte in struct.pack("<e", scale)]
+    columns += [quants[at::quant_bytes] for at in range(quant_bytes)]
+    blocks = bytearray(n_blocks * len(columns))
+    for at, column in enumerate(columns):
+        blocks[at :: len(columns)] = column
+    return bytes(blocks)
 
 
 def _array(key: str, gguf_type: int, values: tuple[str | int | float, ...]) -> bytes:

@@ -13,7 +13,6 @@ import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import httpx
@@ -189,7 +188,7 @@ async def _decode(engine: Engine, flags: frozenset[str], *, limit_s: float) -> t
     """Two tokens of the tiny model on the CPU, and what the engine said meanwhile."""
     with _private_folder() as folder:
         model, socket = folder / "tiny.gguf", folder / "engine.sock"
-        model.write_bytes(_tiny_model())
+        model.write_bytes(tiny_model())
         argv = _decode_argv(engine, flags, model=model, socket=socket)
         async with _tried(engine, argv, folder=folder) as (child, said):
             try:
@@ -319,11 +318,6 @@ def _private_folder() -> Iterator[Path]:
     with scratch_folder() as folder:
         (folder / "cwd").mkdir(mode=0o500)
         yield folder
-
-
-@cache
-def _tiny_model() -> bytes:
-    return tiny_model()
 
 
 def _program_kind(path: str) -> bytes:

@@ -264,7 +264,7 @@ def _inode(path: Path) -> int:
 def _opened_with_tables(path: Path) -> Database:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite's files beside it get its mode
     with ExitStack() as undone:
-        db = Database(sqlite3.connect(path, timeout=BUSY_S))
+        db = Database(sqlite3.connect(path, timeout=BUSY_S), execute_plugins=False)
         undone.callback(db.close)
         # A text that was damaged on disk costs no other row.
         db.conn.text_factory = lambda raw: raw.decode(errors="replace")

@@ -20,7 +20,8 @@ def test_a_daemon_starts_without_what_its_first_answer_does_not_need() -> None:
 
     assert "proxy.app" in modules
     for late in ("rich", "pygments", "planners.placement", "planners.graph.architectures",
-                 "prometheus_client", "starlette", "opentelemetry"):  # fmt: skip
+                 "prometheus_client", "starlette", "opentelemetry", "pynvml", "pyamdgpuinfo",
+                 "dateutil", "statistics", "difflib"):  # fmt: skip
         assert late not in modules
 
 
@@ -40,6 +41,36 @@ def test_a_library_kept_out_of_a_block_can_be_imported_after_it() -> None:
     )
 
     assert told == ["hidden", "rich", "True", "True", "True"]
+
+
+def test_what_stands_in_for_a_part_of_a_library_makes_way_for_the_part_itself() -> None:
+    told = printed(
+        "from inferenceosd.lean_imports import lean_imports\n"
+        "with lean_imports():\n"
+        "    import sqlite_utils.utils\n"
+        "print(hasattr(sqlite_utils.utils.recipes, 'parsedate'))\n"
+        "import sqlite_utils.recipes\n"
+        "print(sqlite_utils.recipes.parsedate('1 December 2026'))"
+    )
+
+    assert told == ["False", "2026-12-01"]
+
+
+def test_memory_that_was_freed_goes_back_to_the_system() -> None:
+    freed_kib, trimmed_kib = printed(
+        "from inferenceosd.lean_imports import trim\n"
+        "def rss_kib():\n"
+        "    with open('/proc/self/statm') as file:\n"
+        "        return int(file.read().split()[1]) * 4\n"
+        "blocks = [bytes(65_536) for _ in range(640)]\n"
+        "last = bytes(65_536)\n"  # above them all, so that only a trim can give them back
+        "blocks.clear()\n"
+        "print(rss_kib())\n"
+        "trim()\n"
+        "print(rss_kib())"
+    )
+
+    assert int(freed_kib) - int(trimmed_kib) > 20_000
 
 
 def test_imports_that_failed_leave_the_search_for_garbage_on() -> None:

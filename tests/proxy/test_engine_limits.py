@@ -15,10 +15,12 @@ from proxy.engine_limits import (
     TEXT_BYTES,
     TOKEN_BYTES,
     GrammarTooLarge,
+    TextsTooLong,
     TextTooLong,
     TooManyMessages,
     check_grammars,
     check_messages,
+    check_pairs,
     check_text,
 )
 from tests.fakes.fleet_of_one import fleet_of_one
@@ -274,16 +276,44 @@ def test_far_more_text_than_a_context_holds_is_refused(told: dict[str, Any]) -> 
     [
         ({"prompt": LONG}, 4096),
         ({"prompt": LONG + "x"}, TEXT_BYTES // TOKEN_BYTES + 1),
-        ({"input": [LONG] * 3}, 4096),
+        ({"input": [LONG] * 8}, 4096),
+        ({"input": [LONG] * 9}, (9 << 20) // TOKEN_BYTES),
         (part(type="image_url", image_url={"url": "data:image/png;base64," + LONG}), 4096),
         (part(type="input_audio", input_audio={"data": LONG}), 4096),
     ],
-    ids=["at the limit", "a large context", "several texts", "an image", "audio"],
+    ids=[
+        "at the limit",
+        "a large context",
+        "several texts",
+        "several for a large context",
+        "an image",
+        "audio",
+    ],
 )
 def test_what_a_context_may_hold_goes_on_and_images_are_no_text(
     told: dict[str, Any], n_ctx: int
 ) -> None:
     check_text(json.dumps(told).encode(), model="tiny", n_ctx=n_ctx)
+
+
+@pytest.mark.parametrize("param", ["input", "content", "prompt"])
+def test_texts_that_each_may_fit_are_too_many_together_with_both_numbers(param: str) -> None:
+    told = {param: [LONG] * 8 + ["x"]}
+
+    with pytest.raises(TextsTooLong) as refused:
+        check_text(json.dumps(told).encode(), model="tiny", n_ctx=4096)
+
+    assert str(refused.value) == (
+        "the texts of this request are 8388609 bytes together, and 8388608 are read at a time;"
+        " send fewer of them in one request"
+    )
+
+
+def test_a_query_counts_once_for_each_document_that_it_is_read_with() -> None:
+    check_pairs("x" * 4095, ["y"] * 2048)
+
+    with pytest.raises(TextsTooLong):
+        check_pairs("x" * 4096, ["y"] * 2048)
 
 
 @pytest.mark.parametrize(

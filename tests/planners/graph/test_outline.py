@@ -61,3 +61,33 @@ def test_the_device_of_the_last_layer_speaks_for_itself_where_another_has_the_ou
 
 def test_the_host_speaks_for_itself() -> None:
     assert outlined([FULL] * 4, [HOST, HOST, A, A]).stand_in[HOST] == HOST
+
+
+def windowed(owners: list[DeviceId]) -> Outline:
+    layers = [FULL if i % 6 == 5 else SWA for i in range(len(owners))]
+    devices = [device for device in dict.fromkeys(owners) if device != HOST]
+    left = (frozenset[str](),) * (len(layers) + 1)
+    return outline(
+        layers, left, [*owners, owners[-1]], devices=devices, limits={}, alike=[FULL] * len(layers)
+    )
+
+
+def test_where_masks_alone_differ_the_first_and_the_last_reader_of_each_are_drawn() -> None:
+    found = windowed([A] * 40 + [B] * 40)
+
+    assert {0, 5, 35, 39, 40, 41, 77, 79} <= {*found.layers}
+
+
+def test_where_masks_alone_differ_few_layers_stand_for_a_hundred_on_unequal_devices() -> None:
+    counts = (5, 9, 11, 12, 13, 15, 17, 18)
+    devices = [DeviceId(f"gpu-{i}") for i in range(8)]
+    owners = [d for d, count in zip(devices, counts, strict=True) for _ in range(count)]
+
+    assert len(windowed(owners).layers) <= 4 * len(devices)
+
+
+def test_on_the_host_a_window_counts_as_a_kind_of_its_own() -> None:
+    found = windowed([HOST] * 60 + [A] * 40)
+
+    on_host = [i for i in found.layers if i < 60]
+    assert on_host == [0, 1, 2, 3, 5, 6, 11, 12, 17, 18]

@@ -58,6 +58,45 @@ def test_of_layers_that_take_turns_all_are_drawn(
     assert found == reserved(replace(info, layers=tuple(unlike), digest="unlike"), shape)
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    data=st.data(),
+    name=st.sampled_from(("windows-2", "windows-6", "sinks")),
+    n_ctx=st.sampled_from((512, 2048, 8192)),
+    n_parallel=st.integers(1, 3),
+    n_ubatch=st.sampled_from((16, 64, 512)),
+    n_cpu_moe=st.sampled_from((0, 0, 17)),
+    backend=st.sampled_from(("vulkan", "cuda")),
+    types=st.sampled_from((("f16", "f16"), ("q8_0", "q8_0"), ("bf16", "f16"))),
+    truth=st.sampled_from(("flash_attn", "kv_on_host", "swa_full", "kv_unified", "")),
+)
+def test_few_layers_with_and_without_windows_stand_for_all(
+    data: st.DataObject, name: str, n_ctx: int, n_parallel: int, n_ubatch: int, n_cpu_moe: int,
+    backend: str, types: tuple[str, str], truth: str,
+) -> None:  # fmt: skip
+    info = info_of(replace(MODELS[name], n_layer=40))
+    cuts = sorted(data.draw(st.lists(st.integers(0, 41), min_size=3, max_size=3)))
+    counts = (cuts[0], cuts[1] - cuts[0], cuts[2] - cuts[1], 41 - cuts[2])
+    devices = data.draw(st.permutations((GPU, OTHER, REMOTE, DeviceId("third"))))
+    n_host = data.draw(st.sampled_from((0, counts[0])))
+    split = tuple(zip(devices, counts, strict=True))[bool(n_host) :]
+    toggled: dict[str, Any] = (
+        {"flash_attn": False} if truth == "flash_attn" else {truth: True} if truth else {}
+    )
+    shape = LaunchShape(
+        n_ctx=n_ctx * n_parallel, n_parallel=n_parallel, n_batch=n_ubatch, n_ubatch=n_ubatch,
+        type_k=types[0], type_v=types[1] if truth != "flash_attn" else "f16", backend=backend,
+        n_cpu_moe=n_cpu_moe, split=tuple((d, count) for d, count in split if count),
+    )  # fmt: skip
+    shape = replace(shape, **toggled)
+    unlike = tuple(replace(layer, weight_bytes=i) for i, layer in enumerate(info.layers))
+    whole = replace(info, layers=unlike, digest=f"{info.digest}, no two layers alike")
+
+    found = reserved(info, shape)
+
+    assert found == reserved(whole, shape)
+
+
 @pytest.mark.parametrize("without", ["attn_k.weight", "ffn_down", "token_embd.weight"])
 def test_a_file_that_lacks_a_tensor_is_estimated_and_never_fails(without: str) -> None:
     info = info_of(MODELS["dense"], without=without)

@@ -267,6 +267,27 @@ async def test_a_caller_who_leaves_is_noticed_however_long_its_prompt_was(
         await until_free(fleet)
 
 
+@pytest.mark.parametrize(
+    "waiting",
+    [GET + b"\r\n", post(b"/api/chat", CHAT), (GET + b"\r\n") * 8, GET],
+    ids=["one", "another chat", "eight", "a half"],
+)
+async def test_a_caller_who_leaves_is_noticed_though_its_next_request_waits(
+    tmp_path: Path, waiting: bytes
+) -> None:
+    async with (
+        fleet_of_one(tmp_path, faults={"prompt_s": 60.0}) as fleet,
+        calling(fleet) as caller,
+    ):
+        await caller.send(post(b"/api/chat", CHAT) + waiting)
+        async with asyncio.timeout(SOON_S):
+            while not fleet.leases:
+                await asyncio.sleep(0.01)  # cadence
+        caller.writer.close()
+
+        await until_free(fleet)
+
+
 async def test_a_caller_who_ends_in_mid_request_is_closed(idle: FleetOfOne) -> None:
     async with calling(idle) as caller:
         await caller.send(GET)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from planners.model import ModelId, ServedModel
+from proxy.native.direct import reads_gzip
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
 from tests.fakes.serving import SETTINGS, serving
 
@@ -124,3 +125,23 @@ async def test_a_child_lost_meanwhile_is_asked_again(tmp_path: Path) -> None:
 
     assert before.json() == after.json() == {"status": "ok"}
     assert fleet.launches == 2
+
+
+@pytest.mark.parametrize(
+    ("accepted", "reads"),
+    [
+        (b"", False),
+        (b"identity", False),
+        (b"gzip", True),
+        (b"br, GZIP;q=0.5", True),
+        (b"gzip; q=0", False),
+        (b"gzip;q=0.00", False),
+        (b"*", True),
+        (b"*;q=0", False),
+        (b"gzip;q=0, *", False),
+    ],
+)
+def test_a_caller_reads_gzip_where_its_accept_encoding_says_so(
+    accepted: bytes, reads: bool
+) -> None:
+    assert reads_gzip(accepted) is reads

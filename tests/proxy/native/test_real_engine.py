@@ -183,7 +183,7 @@ async def test_a_prompt_over_its_own_num_ctx_is_refused(tmp_path: Path, prompt: 
         reply = await at.client.post("/completion", json=told)
 
     assert reply.status_code == 400
-    assert "exceeds the num_ctx of 32 tokens" in reply.json()["error"]["message"]
+    assert "exceeds the context of 32 tokens" in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
@@ -226,6 +226,7 @@ async def test_the_web_chat_and_the_calls_that_it_makes_work_below_its_model(
         page = await at.client.get("/upstream/smollm2/")
         links = re.findall(r'(?:href|import)[=(]"(\./[^"]+\.(?:js|css|webmanifest))"', page.text)
         files = [await at.client.get(f"/upstream/smollm2/{link}") for link in links]
+        plain = await at.client.get("/upstream/smollm2/", headers={"accept-encoding": "identity"})
         again = await at.client.get(
             "/upstream/smollm2/", headers={"if-none-match": page.headers["etag"]}
         )
@@ -237,6 +238,8 @@ async def test_the_web_chat_and_the_calls_that_it_makes_work_below_its_model(
     assert page.headers["content-security-policy"].startswith("frame-ancestors 'self'")
     assert {one.headers["content-type"] for one in files} >= {"application/javascript", "text/css"}
     assert {one.status_code for one in files} == {200}
+    assert "content-encoding" not in plain.headers
+    assert (plain.status_code, plain.content) == (200, page.content)
     assert again.status_code in (200, 304)
     assert props.json()["ui"] is True
     assert models.json()["data"][0]["id"] == "smollm2"

@@ -79,6 +79,18 @@ async def test_generate_tells_the_tokens_of_the_conversation_and_goes_on_from_th
     assert len(context) > len(first["context"])
 
 
+async def test_a_template_of_the_callers_own_replaces_the_models(tmp_path: Path) -> None:
+    own = {"template": "one {{ .Prompt }} {{ .System }}", "prompt": "two", "system": "three"}
+    asked = {**GENERATE, **own, "stream": False, "options": {"num_predict": 3}}
+    async with fleet_of_one(tmp_path) as fleet, serving(fleet) as at:
+        first = (await at.client.post("/api/generate", json=asked)).json()
+        second = await at.client.post("/api/generate", json={**asked, "context": first["context"]})
+
+    assert first["response"] == "one two three"
+    assert first["prompt_eval_count"] == 3
+    assert second.json()["context"][: len(first["context"])] == first["context"]
+
+
 async def test_a_raw_prompt_has_no_context(tmp_path: Path) -> None:
     async with fleet_of_one(tmp_path) as fleet, serving(fleet) as at:
         reply = await at.client.post(
@@ -193,7 +205,7 @@ async def test_a_prompt_over_the_asked_context_is_refused_with_the_numbers(
 
     assert refused.status_code == 400
     assert re.search(
-        r"prompt of 2\d\d tokens exceeds the num_ctx of 100 .* loaded with 4096",
+        r"prompt of 2\d\d tokens exceeds the context of 100 .* loaded with 4096",
         refused.json()["error"],
     )
     assert served.status_code == 200

@@ -131,7 +131,9 @@ def test_a_wrong_format_is_refused_as_ollama_does() -> None:
     [
         ({"raw": True, "system": "s"}, "raw mode does not support"),
         ({"raw": True, "context": [1]}, "raw mode does not support"),
-        ({"template": "{{ .Prompt }}"}, "template is not supported"),
+        ({"template": "{{ slice .Prompt 1 }}"}, "template error: it uses slice, which is not"),
+        ({"template": "{{ .Prompt", "system": "s"}, "template error: an action is not closed"),
+        ({"template": "{{ .Prompt }}", "images": ["iVBORw=="]}, "leave out template"),
         ({"context": ["a"]}, "GenerateRequest.context of type []int"),
     ],
 )
@@ -189,3 +191,42 @@ def test_a_requests_options_go_before_its_models_parameters() -> None:
 
 def test_a_models_num_ctx_is_its_launchs_and_bounds_no_request() -> None:
     assert read_chat(chat_request()).common.options(RECIPE).n_ctx is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "<x>"),
+        ({"system": "s"}, "s<x>"),
+        ({"suffix": "y", "template": "{{ .Prompt }}|{{ .Suffix }}"}, "x|y"),
+    ],
+)
+def test_a_template_of_the_callers_own_makes_the_prompt(fields: dict[str, Any], text: str) -> None:
+    told = {"model": "m", "prompt": "x", "template": "{{ .System }}<{{ .Prompt }}>", **fields}
+
+    request = read_generate(json.dumps(told).encode())
+
+    assert request.template is not None
+    assert request.rendered(request.template, PLAIN) == text
+
+
+def test_a_template_that_fails_for_this_prompt_says_so() -> None:
+    told = {"prompt": "x", "template": "{{ (index .Messages 3).Role }}"}
+
+    request = read_generate(json.dumps({"model": "m", **told}).encode())
+
+    assert request.template is not None
+    with pytest.raises(BadRequest, match="template error: it asks for number 3 of 1"):
+        request.rendered(request.template, PLAIN)
+
+
+def test_a_template_of_the_callers_own_is_filled_with_its_models_recipe_too() -> None:
+    told = {
+        "prompt": "hi",
+        "template": "{{ .System }}{{ range .Messages }}[{{ .Content }}]{{ end }}",
+    }
+
+    request = read_generate(json.dumps({"model": "m", **told}).encode())
+
+    assert request.template is not None
+    assert request.rendered(request.template, RECIPE).endswith("[a][b][hi]")

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from proxy.errors import BadRequest
-from proxy.prompt.count import MAX_PROMPTS, n_prompts_in, prompts_in
+from proxy.prompt.count import MAX_INPUTS, MAX_PROMPTS, check_count, n_prompts_in, prompts_in
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,18 @@ def test_more_prompts_than_one_slot_is_to_read_are_refused_with_both_numbers() -
 
     with pytest.raises(BadRequest, match=f"at most {MAX_PROMPTS} prompts, not {MAX_PROMPTS + 1}"):
         n_prompts_in(msgspec.Raw(told))
+
+
+def test_inputs_to_embed_may_be_many_more_and_are_counted_under_their_own_name() -> None:
+    told = msgspec.Raw(msgspec.json.encode(["a"] * (MAX_PROMPTS + 1)))
+
+    assert len(prompts_in(told, most=MAX_INPUTS, param="input")) == MAX_PROMPTS + 1
+    with pytest.raises(BadRequest, match="input must hold at most 256 inputs, not 257; send fewer"):
+        n_prompts_in(told, param="input")
+
+
+def test_documents_are_as_many_as_inputs() -> None:
+    check_count(MAX_INPUTS, param="documents")
+
+    with pytest.raises(BadRequest, match="documents must hold at most 8192 documents, not 8193"):
+        check_count(MAX_INPUTS + 1, param="documents")

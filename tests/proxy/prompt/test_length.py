@@ -117,7 +117,7 @@ async def test_a_text_over_its_own_num_ctx_is_not_embedded(
         served = await at.client.post(route, json={**told, "input": "a"})
 
     assert reply.status_code == 400
-    assert f"{subject} exceeds the num_ctx of 32 tokens" in reply.text
+    assert f"{subject} exceeds the context of 32 tokens" in reply.text
     assert served.status_code == 200
 
 

@@ -21,18 +21,18 @@ READ = """
 import json, sys
 from dataclasses import asdict
 from pathlib import Path
-from supervisor.devices.nvidia import NvidiaSource
-reading = NvidiaSource(Path(sys.argv[1])).read()
+from supervisor.devices.nvidia_presence import NvidiaIfThere
+reading = NvidiaIfThere(Path(sys.argv[1])).read()
 print(json.dumps(asdict(reading), default=lambda kind: kind.value))
 """
 PROBE = """
 import asyncio, sys
 from pathlib import Path
-from supervisor.devices.nvidia import NvidiaSource
+from supervisor.devices.nvidia_presence import NvidiaIfThere
 from supervisor.probe import HardwareProbe
 from tests.fakes.machines import RULES
 root = Path(sys.argv[1])
-probe = HardwareProbe((), RULES, root=root, sources=(NvidiaSource(root),), read_s=0.3)
+probe = HardwareProbe((), RULES, root=root, sources=(NvidiaIfThere(root),), read_s=0.3)
 profile = asyncio.run(probe.profile())
 print(profile.notes[0], profile.host.total_bytes > 0)
 """

@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -111,3 +114,32 @@ def test_the_write_ahead_log_is_used(file: JournalFile, tmp_path: Path) -> None:
     db = Database(tmp_path / "journal.db")
     assert db.journal_mode == "wal"
     db.close()
+
+
+def test_plugins_of_sqlite_utils_that_others_installed_do_not_run_in_the_daemon(
+    tmp_path: Path,
+) -> None:
+    about = tmp_path / "a_plugin-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: a-plugin\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[sqlite_utils]\na_plugin = a_plugin\n")
+    (tmp_path / "a_plugin.py").write_text("print('it ran')\n")
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from sqlite_utils import Database\n"
+        "from supervisor.records.journal_file import EVENTS, JournalFile\n"
+        "file = JournalFile(Path(sys.argv[1]) / 'journal.db')\n"
+        "print(len(file.select(EVENTS, where='1', told={}, limit=1)), flush=True)\n"
+        "Database(memory=True)\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout.split("\n")[:2] == ["0", "it ran"]

@@ -1,0 +1,1 @@
+"""Chat templates that are not Jinja: Ollama's TEMPLATE layers, read and put into other words."""
