@@ -36,7 +36,7 @@ from supervisor.models.gguf_files import (
 )
 from supervisor.models.listing import Files, Listing, Offer, listed
 from supervisor.patience import NoAnswer, PatientReader
-from supervisor.store.layout import is_store
+from supervisor.store.layout import inner_folders, is_store
 from supervisor.store.names import BadStoreName, parse_name
 from supervisor.store.shelf import Shelf, StoredModel
 
@@ -168,17 +168,19 @@ class _Library:
         self._named: dict[tuple[str, str], ModelFile | BrokenFile] = {}
         self._companions: dict[str, FileStat | str] = {}
         self._shelf = Shelf()
+        self._last: tuple[Offer, Files, Listing] | None = None
 
     def listing(self, offer: Offer) -> Listing:
         """What is on offer now. Blocking. Raises CannotLook."""
-        found = sweep(offer.dirs)
+        stores = _stores(offer)
+        found = sweep(offer.dirs, but_for=inner_folders(stores))
         self._swept = _with_unseen(found, self._swept, dirs=offer.dirs)
         named = tuple(
             (rule, self._file_at(rule.path, rule.name))
             for rule in offer.rules
             if rule.path is not None
         )
-        in_stores = self._shelf.look(_stores(offer))
+        in_stores = self._shelf.look(stores)
         stored = tuple(one for one in in_stores if isinstance(one, StoredModel))
         wanted = [*self._swept, *_files_of(stored)]
         wanted += [*(file for _, file in named if isinstance(file, ModelFile))]
@@ -193,7 +195,9 @@ class _Library:
             broken=(*found.broken, *(one for one in in_stores if isinstance(one, BrokenFile))),
             stored=stored,
         )
-        return listed(offer, files)
+        if self._last is None or self._last[0] is not offer or self._last[1] != files:
+            self._last = (offer, files, listed(offer, files))
+        return self._last[2]
 
     def _file_at(self, path: str, name: str) -> ModelFile | BrokenFile:
         try:

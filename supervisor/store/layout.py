@@ -5,7 +5,7 @@ Blocking. Raises CannotLook and DiskFailed as supervisor.models.gguf_files does.
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -65,6 +65,11 @@ class ReadManifest:
 def is_store(folder: str) -> bool:
     """Whether `folder` is laid out as a store."""
     return all(os.path.isdir(os.path.join(folder, part)) for part in (MANIFESTS, BLOBS))
+
+
+def inner_folders(stores: Iterable[str]) -> frozenset[str]:
+    """The stores' own folders, in which nobody looks for plain files."""
+    return frozenset(os.path.join(store, part) for store in stores for part in (MANIFESTS, BLOBS))
 
 
 def blob_path(folder: str, digest: Digest) -> str:

@@ -5,7 +5,7 @@ Blocking, and lives in the catalogue's thread.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planners.model import BrokenFile, BrokenKind
 from planners.recipe import Recipe
@@ -18,6 +18,7 @@ from supervisor.models.gguf_files import (
 )
 from supervisor.store.digests import Digest
 from supervisor.store.layout import (
+    BLOBS,
     MANIFESTS,
     ManifestFile,
     ReadManifest,
@@ -61,6 +62,10 @@ class _Known:
     key: str
     read: ReadManifest | str
     """Or why it is none."""
+    blobs_key: str = ""
+    """Of the folder of blobs, which changes whenever one comes or goes."""
+    model: StoredModel | None = None
+    """What it came to; None where that may change without its manifest."""
 
 
 class Shelf:
@@ -81,13 +86,17 @@ class Shelf:
         self, folder: str, known: dict[str, _Known]
     ) -> tuple[StoredModel | BrokenFile, ...]:
         try:
-            files = list(manifest_files(folder))
-            for file in files:
-                known[file.path] = self._read(folder, file)
-            return tuple(_model(folder, file, known[file.path].read) for file in files)
+            blobs_key = _folder_key(os.path.join(folder, BLOBS))
+            models: list[StoredModel | BrokenFile] = []
+            for file in manifest_files(folder):
+                read = self._read(folder, file, blobs_key=blobs_key)
+                model = read.model or _model(folder, file, read.read)
+                kept = model if isinstance(model, StoredModel) else None
+                known[file.path] = read if read.model is model else replace(read, model=kept)
+                models.append(model)
+            return tuple(models)
         except DiskFailed:
-            kept = {path: one for path, one in self._known.items() if _is_in(path, folder)}
-            known |= kept
+            known |= {path: one for path, one in self._known.items() if _is_in(path, folder)}
             return self._seen.get(folder, ())
         except OSError as exc:
             path = os.path.join(folder, MANIFESTS)
@@ -95,14 +104,20 @@ class Shelf:
             reason = f"cannot be searched: {exc.strerror or exc}"
             return (BrokenFile(path, reason, kind=BrokenKind.FOLDER),)
 
-    def _read(self, folder: str, file: ManifestFile) -> _Known:
+    def _read(self, folder: str, file: ManifestFile, *, blobs_key: str) -> _Known:
         known = self._known.get(file.path)
         if known is not None and known.key == file.key and not isinstance(known.read, str):
-            return known
+            is_same = known.blobs_key == blobs_key
+            return known if is_same else replace(known, blobs_key=blobs_key, model=None)
         try:
-            return _Known(file.key, read_whole(folder, file.path))
+            return _Known(file.key, read_whole(folder, file.path), blobs_key)
         except (BadManifest, FileNotFoundError) as exc:
-            return _Known(file.key, str(exc))
+            return _Known(file.key, str(exc), blobs_key)
+
+
+def _folder_key(folder: str) -> str:
+    found = os.stat(folder)
+    return f"{found.st_mtime_ns}-{found.st_dev}-{found.st_ino}"
 
 
 def _is_in(path: str, folder: str) -> bool:

@@ -200,6 +200,33 @@ async def test_folders_and_stores_are_offered_beside_each_other(
     assert set(catalogue.models) == {"tiny:latest", "other"}
 
 
+async def test_a_blob_that_comes_or_goes_is_noticed_without_a_change_of_the_manifest(
+    store: OllamaStore,
+) -> None:
+    store.add()
+    (blob,) = (p for p in (store.folder / "blobs").iterdir() if p.read_bytes() == gguf())
+    catalogue = await scanned(store)
+    aside = blob.rename(store.folder / "aside")
+    await catalogue.scan()
+    gone = catalogue.resolve("tiny")
+    aside.rename(blob)
+
+    await catalogue.scan()
+
+    assert gone is None
+    assert catalogue.resolve("tiny") is not None
+
+
+async def test_a_scan_that_finds_nothing_new_makes_nothing_anew(store: OllamaStore) -> None:
+    store.add()
+    catalogue = await scanned(store)
+    before = catalogue.models
+
+    assert not await catalogue.scan()
+
+    assert catalogue.models is before
+
+
 async def test_to_be_offered_changes_nothing_in_a_store(store: OllamaStore) -> None:
     store.add(layers=[("system", b"x")], params={"temperature": 1})
     before = as_it_lies(store.folder)
