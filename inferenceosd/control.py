@@ -4,7 +4,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,6 +49,9 @@ from supervisor.records.follower import Follower
 from supervisor.records.journal import Event
 from supervisor.records.journal_file import JournalUnreadable
 from supervisor.records.kept import Records
+from supervisor.store.keeper import StoreKeeper
+from supervisor.store.names import StoreName
+from supervisor.store.progress import Progress
 
 LOOK_S = 2.0  # cadence of looking whether keys or certificate changed
 SIGN_OF_LIFE_S = 5.0  # cadence of a stream on which nothing happens
@@ -67,6 +70,7 @@ class Parts:
     records: Records
     metrics: Metrics
     lock: DoorLock
+    store: StoreKeeper
     reconfigure_door: Callable[[Config], None]
 
 
@@ -143,6 +147,25 @@ class Control:
             instances=fleet.running(),
             dirs=self._config.model_dirs,
         )
+
+    def offered(self, name: str) -> ServedModel:
+        """The model of that name, as it is offered itself."""
+        served = self._parts.fleet.offered(name)
+        if served is None:
+            raise UnknownModel(name)
+        return served
+
+    def pull(self, name: StoreName, *, insecure: bool) -> AsyncGenerator[Progress, None]:
+        """Fetch it from its registry."""
+        return self._parts.store.pull(name, insecure=insecure)
+
+    async def copy(self, source: str, destination: StoreName) -> None:
+        """Have it under another name too."""
+        await self._parts.store.copy(source, destination)
+
+    async def delete(self, name: str) -> None:
+        """Remove it from the daemon's own store."""
+        await self._parts.store.delete(name)
 
     async def plan(
         self,

@@ -20,6 +20,7 @@ from inferenceosd.commands.arguments import Duration, Name
 from inferenceosd.commands.following import show_stream
 from inferenceosd.commands.keys import key
 from inferenceosd.commands.moves import migrate, yield_memory
+from inferenceosd.commands.shelf import cp, list_models, pull, rm, show
 from inferenceosd.lean_imports import lean_imports
 from inferenceosd.logs import quiet_logging
 from inferenceosd.platform_folders import runtime_folder, state_folder, this_platform
@@ -45,6 +46,7 @@ EPILOG = """\
 \b
 Examples:
   inferenceosctl status                   what runs, where, how fast, until when
+  inferenceosctl pull smollm2:135m        fetch a model; list, show, cp and rm go with it
   inferenceosctl plan qwen3 --context 32768
   inferenceosctl plan ./qwen3.gguf --hardware server.json
   inferenceosctl plan qwen3 gemma3        both at once, beside each other
@@ -407,3 +409,8 @@ def forget(
 main.add_command(key)
 main.add_command(migrate)
 main.add_command(yield_memory)
+main.add_command(pull)
+main.add_command(rm)
+main.add_command(cp)
+main.add_command(list_models)
+main.add_command(show)

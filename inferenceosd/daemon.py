@@ -42,12 +42,13 @@ from inferenceosd.ground import (
 )
 from inferenceosd.lean_imports import lean_imports, settle, trim
 from inferenceosd.logs import configure_logging
-from inferenceosd.platform_folders import own_model_dir
+from inferenceosd.platform_folders import own_model_dir, own_store_dir
 from inferenceosd.service_manager import ServiceManager
 from inferenceosd.settings.config import Config
 from inferenceosd.settings.error import ConfigError
 from inferenceosd.state_lock import CannotLock, StateLocked, locked
 from inferenceosd.traces import open_traces
+from planners.model import ModelId
 from planners.settings import MAX_SLOTS
 from proxy.admin.service import ReloadRefused
 from proxy.app import PARTING_S, ROUTES, ASGIApp, build_app
@@ -67,6 +68,8 @@ from supervisor.probe import HardwareProbe
 from supervisor.race import found_first
 from supervisor.records.journal import Journal
 from supervisor.records.kept import Records, open_records
+from supervisor.store.keeper import StoreKeeper
+from supervisor.store.names import StoreName
 
 SCAN_S = 2.0  # cadence of looking for new and changed model files: a sweep of stat calls
 EDIT_S = 0.25  # between two edits of one spree
@@ -126,6 +129,7 @@ def _prepared(config: Config, manager: ServiceManager, held: ExitStack) -> tuple
     held.enter_context(marked_children(mark_of(state)))
     if (own := own_model_dir(config.state_dir)) in config.model_dirs:
         private_folder(own, choose="--model-dir")  # the user's are theirs to make
+    private_folder(own_store_dir(config.state_dir), choose="--state-dir")
     passed = manager.passed_sockets()
     lock = DoorLock(config, is_local=are_local(passed) if passed else is_local(config.listen))
     public = passed or listen_on(config.listen)
@@ -140,6 +144,25 @@ def _prepared(config: Config, manager: ServiceManager, held: ExitStack) -> tuple
     keep_temporary_files_in(ground.run_dir, held)
     kept = replace(ground, preflights=state / "preflights.json", slots=slots)
     return Doors(public, admin, lock), kept
+
+
+def _store(config: Config, catalogue: Catalogue, fleet: Fleet, journal: Journal) -> StoreKeeper:
+    """The daemon's own store; what changes in it is offered at once, and is an event."""
+
+    async def changed() -> None:
+        await catalogue.look_again()
+        fleet.look()
+
+    def record(kind: str, name: StoreName, reason: str) -> None:
+        log.info(kind, model_id=name.short, reason=reason)
+        journal.record(kind, model_id=ModelId(name.short), reason=reason)
+
+    return StoreKeeper(
+        own_store_dir(config.state_dir),
+        offered=catalogue.resolve,
+        changed=changed,
+        record=record,
+    )
 
 
 def _remove_leftovers(state: Path, journal: Journal) -> None:
@@ -199,13 +222,16 @@ class _Daemon:
             pools = UpstreamPools(connections_per_child=CONNECTIONS_PER_CHILD)
             await held.enter_async_context(pools)
             catalogue = Catalogue(
-                dirs=config.model_dirs, rules=config.models, defaults=config.model_defaults
+                dirs=config.model_dirs,
+                rules=config.models,
+                defaults=config.model_defaults,
+                own_store=own_store_dir(config.state_dir),
             )
             await self._run_all(records, catalogue, pools)
 
     def _composed(
         self, records: Records, catalogue: Catalogue, pools: UpstreamPools
-    ) -> tuple[Fleet, Control, Front]:
+    ) -> tuple[Fleet, Control, Front, StoreKeeper]:
         """The parts that only together make a daemon; nothing runs yet."""
         config = self._config
         probe = HardwareProbe((), config.placement, folders=config.model_dirs)
@@ -218,12 +244,15 @@ class _Daemon:
             leaving=pools.forget,
             heard_bytes=pools.heard_bytes,
         )
+        store = _store(config, catalogue, fleet, records.journal)
         metrics = Metrics(fleet, records.journal.counts, version=__version__, routes=ROUTES)
         traces = open_traces(os.environ, fleet, metrics, self._held)
 
         def app(config: Config, *, is_parting: bool = False) -> ASGIApp:
             settings = self._door_settings(config)
-            return build_app(fleet, pools, settings, metrics, traces=traces, is_parting=is_parting)
+            return build_app(
+                fleet, pools, settings, metrics, store=store, traces=traces, is_parting=is_parting
+            )
 
         front = Front(app(config), parting=app(config, is_parting=True))
 
@@ -231,14 +260,14 @@ class _Daemon:
             front.app = app(changed)
 
         lock = self._doors.lock
-        parts = Parts(fleet, catalogue, probe, records, metrics, lock, reconfigure)
+        parts = Parts(fleet, catalogue, probe, records, metrics, lock, store, reconfigure)
         listen = self._doors.listen
-        return fleet, Control(config, parts, reread=self._reread, listen=listen), front
+        return fleet, Control(config, parts, reread=self._reread, listen=listen), front, store
 
     async def _run_all(self, records: Records, catalogue: Catalogue, pools: UpstreamPools) -> None:
-        fleet, control, front = self._composed(records, catalogue, pools)
+        fleet, control, front, store = self._composed(records, catalogue, pools)
         listen = self._doors.listen
-        async with asyncio.TaskGroup() as tasks:
+        async with store.opened(), asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(records.write_forever(), name="records"),
                 tasks.create_task(self._watch_folders(catalogue, fleet), name="folders"),

@@ -83,6 +83,11 @@ def own_model_dir(state_dir: str) -> str:
     return os.path.join(state_dir, "models")
 
 
+def own_store_dir(state_dir: str) -> str:
+    """The daemon's own store: models that were pulled, created and copied."""
+    return os.path.join(state_dir, "store")
+
+
 def runtime_folder(environ: Mapping[str, str], platform: Platform, *, state_dir: str) -> str:
     """What ends with the daemon: its sockets. Below the state folder where the user has none."""
     if told := _first(environ.get("RUNTIME_DIRECTORY")):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
 
+from planners.recipe import PLAIN, Recipe
+
 ModelId = NewType("ModelId", str)
 """The one name of a model, e.g. "SmolLM2-135M-Instruct.Q4_1"; aliases resolve to it."""
 
@@ -204,6 +206,17 @@ class ServedModel:
     """The draft model's facts, where the settings name one that can be read."""
     projector: ModelInfo | None = None
     """The projector's facts, likewise."""
+    recipe: Recipe = PLAIN
+    """What its store says of how it is meant to be asked."""
+    store: str = ""
+    """The folder of the store that holds it; "" for a file of its own."""
+    manifest_digest: str = ""
+    """Of its manifest there, hex."""
+
+    @property
+    def shown_digest(self) -> str:
+        """What Ollama's clients tell models apart by, hex."""
+        return self.manifest_digest or self.info.digest
 
 
 class BrokenKind(Enum):

@@ -1,4 +1,4 @@
-"""Byte sizes as people write them: "6GiB", "512MiB", "1.5GB" in, "6.0 GiB" out."""
+"""Sizes as people write them: "6GiB", "512MiB", "1.5GB" in, "6.0 GiB" and "7B" out."""
 
 import re
 
@@ -41,3 +41,13 @@ def format_size(size_bytes: int) -> str:
         if size >= unit:
             return f"{sign}{size / unit:.1f} {name}"
     return f"{sign}{size} B"
+
+
+def parameter_size(n_params: int) -> str:
+    """Parameters as Ollama prints them: "134.52M", "7B", "1.5B"."""
+    if n_params >= 1e9:
+        billions = n_params / 1e9
+        return f"{billions:.0f}B" if billions == int(billions) else f"{billions:.1f}B"
+    if n_params >= 1e6:
+        return f"{n_params / 1e6:.2f}M"
+    return f"{n_params / 1e3:.0f}K" if n_params >= 1e3 else str(n_params)

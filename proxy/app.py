@@ -21,13 +21,14 @@ from proxy.door import Door, DoorSettings, Traces
 from proxy.errors import BadRequest, CallerLeft, Dialect
 from proxy.exchange import TEXT, Exchange, Receive, Scope, Send
 from proxy.native import completion, direct, questions, vectors
-from proxy.ollama import catalogue, chat, embed
+from proxy.ollama import blobs, catalogue, chat, creation, embed, management
 from proxy.openai import routes as openai
 from proxy.request_id import request_id
 from proxy.responses import routes as responses
 from proxy.service import Service
 from proxy.telemetry.metrics import CALLER_LEFT_STATUS, CONTENT_TYPE, Metrics
 from supervisor.leases.lease import Stopping
+from supervisor.store.keeper import StoreKeeper
 
 log = structlog.get_logger(__name__)
 
@@ -97,11 +98,12 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/api/tags": {"GET": catalogue.tags, "HEAD": catalogue.tags},
     "/api/ps": {"GET": catalogue.ps},
     "/api/show": {"POST": catalogue.show},
-    "/api/pull": {"POST": catalogue.manage},
-    "/api/push": {"POST": catalogue.manage},
-    "/api/create": {"POST": catalogue.manage},
-    "/api/copy": {"POST": catalogue.manage},
-    "/api/delete": {"DELETE": catalogue.manage},
+    "/api/pull": {"POST": management.pull},
+    "/api/push": {"POST": management.push},
+    "/api/create": {"POST": creation.create},
+    "/api/copy": {"POST": management.copy},
+    "/api/delete": {"DELETE": management.delete},
+    blobs.ROUTE: {"HEAD": blobs.head, "POST": blobs.post},
     "/api/chat": {"POST": chat.chat},
     "/api/generate": {"POST": chat.generate},
     "/api/embed": {"POST": embed.embed},
@@ -143,12 +145,13 @@ def build_app(
     settings: DoorSettings,
     metrics: Metrics,
     *,
+    store: StoreKeeper,
     traces: Traces | None = None,
     is_parting: bool = False,
 ) -> ASGIApp:
     """The application of the public port; `is_parting`: it tells all that the daemon stops."""
     kind = _Parting if is_parting else _App
-    return kind(Door(service, pools, settings, metrics), traces)
+    return kind(Door(service, pools, settings, metrics, store), traces)
 
 
 class _App:
@@ -264,6 +267,8 @@ async def _route(door: Door, exchange: Exchange) -> None:
             return await openai.one_model(door, exchange, path.removeprefix(_MODEL_PREFIX))
         return await _wrong_method(exchange, ("GET",))
     methods = ROUTES.get(path) or ROUTES.get(path.rstrip("/"))
+    if methods is None and path.startswith(blobs.PREFIX):
+        methods = ROUTES[blobs.ROUTE]
     if methods is None and path.startswith(_STORED_PREFIX):
         return await responses.stored(door, exchange)
     if methods is None:

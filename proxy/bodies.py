@@ -1,7 +1,7 @@
 """Request bodies: read within bounds, decoded as far as a route needs, sent on unwritten."""
 
 import re
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -58,6 +58,18 @@ async def read_body(
         parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def body_parts(receive: Receive) -> AsyncIterator[bytes]:
+    """The body as it comes, however long it is. Raises CallerLeft."""
+    while True:
+        message: MutableMapping[str, Any] = await receive()
+        if message["type"] == "http.disconnect":
+            raise CallerLeft
+        if part := message.get("body", b""):
+            yield part
+        if not message.get("more_body", False):
+            return
 
 
 def bound_values(body: bytes, *, limit: int) -> None:

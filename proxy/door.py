@@ -9,6 +9,7 @@ from proxy.crashers import Crashers
 from proxy.exchange import Exchange
 from proxy.service import Service
 from proxy.telemetry.metrics import Metrics
+from supervisor.store.keeper import StoreKeeper
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class Door:
     pools: UpstreamPools
     settings: DoorSettings
     metrics: Metrics
+    store: StoreKeeper
+    """The models that callers may add and remove."""
     crashers: Crashers = field(default_factory=Crashers)
 
 

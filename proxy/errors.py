@@ -117,19 +117,6 @@ class CloudModel(BadRequest):
         super().__init__("ollama cloud is disabled: remote model is unavailable", param="model")
 
 
-class NotManaged(BadRequest):
-    """Models come and go as files; no route of this daemon fetches, makes or deletes one."""
-
-    status = 501
-    code = "not_managed"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "models are not pulled, made or deleted over HTTP here: put GGUF files into a folder of"
-            " models.dirs, or remove them there; inferenceosctl models lists what is found"
-        )
-
-
 class NotCapable(BadRequest):
     """A model was asked for what its file is not made for."""
 

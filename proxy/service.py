@@ -15,7 +15,13 @@ class Service(Protocol):
     """Models by name, leases on their slots: supervisor.fleet.Fleet, or the tests' fleet of one."""
 
     def resolve(self, name: str) -> ServedModel | None:
-        """The model a caller means by `name`: exact id, alias, without case, ":latest" optional."""
+        """The model a caller means by `name`: exact id, alias, without case, ":latest" optional.
+
+        Of several that share a process, the one it has, with the recipe of the name.
+        """
+
+    def offered(self, name: str) -> ServedModel | None:
+        """Likewise, but as it is offered itself, also where it shares another's process."""
 
     def models(self) -> Sequence[ServedModel]:
         """All that is offered, by name."""

@@ -60,6 +60,14 @@ class StartedDaemon:
         argv = [_program("inferenceosctl"), "--socket", str(self.admin_socket), *args]
         return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
 
+    def wait_until_open(self) -> None:
+        """Until it answers, whether or not it has tried its engines. Raises DaemonTrouble."""
+        deadline_s = time.monotonic() + START_S
+        while not _is_answered(self.admin_socket):
+            if self.process.poll() is not None or time.monotonic() > deadline_s:
+                raise DaemonTrouble(f"the daemon does not answer:\n{self.log()}")
+            time.sleep(LOOK_S)
+
     def wait_for_engines(self) -> Any:
         """The status once every engine was tried. Raises DaemonTrouble."""
         deadline_s = time.monotonic() + START_S

@@ -213,10 +213,20 @@ class Fleet:
     # What callers ask for.
 
     def resolve(self, name: str) -> ServedModel | None:
-        """The model a caller means by `name`; of several that share a process, the one it has."""
+        """The model a caller means by `name`; of several that share a process, the one it has.
+
+        Its recipe is that of the name: a process does not know of it.
+        """
         served, processes = self._catalogue.resolve(name), self._leasing.processes()
         named = served.model_id if served else ModelId(name)  # as a launch for embeddings has
-        return processes.models.get(processes.host(named))
+        host = processes.models.get(processes.host(named))
+        if host is None or served is None or host.recipe is served.recipe:
+            return host
+        return replace(host, recipe=served.recipe)
+
+    def offered(self, name: str) -> ServedModel | None:
+        """Likewise, but as it is offered itself, also where it shares another's process."""
+        return self._catalogue.resolve(name)
 
     def models(self) -> tuple[ServedModel, ...]:
         """All that is offered, by name."""

@@ -62,11 +62,26 @@ class Door:
 
     def follow(self, path: str, kind: type[T], *, query: Query) -> Iterator[T]:
         """What it says about `path`, line by line, until it ends; silence ends the program."""
+        yield from self._lines("GET", path, kind, query={**query, "follow": 1})
+
+    def told(self, path: str, kind: type[T], *, body: Mapping[str, str | bool]) -> Iterator[T]:
+        """What it says of an order while it carries it out, likewise."""
+        yield from self._lines("POST", path, kind, body=msgspec.json.encode(body))
+
+    def _lines(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        *,
+        query: Query | None = None,
+        body: bytes | None = None,
+    ) -> Iterator[T]:
         self._reach()
         try:
             with (
                 self._client(SILENCE_S) as client,
-                client.stream("GET", path, params={**query, "follow": 1}) as reply,
+                client.stream(method, path, params=query, content=body) as reply,
             ):
                 if reply.is_error:
                     reply.read()

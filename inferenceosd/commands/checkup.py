@@ -11,7 +11,7 @@ from inferenceosd import __version__
 from inferenceosd.commands.doctor import Disk, Facts
 from inferenceosd.door.listening import CannotListen, is_local, listen_on
 from inferenceosd.door.lock import DoorLock
-from inferenceosd.platform_folders import own_model_dir
+from inferenceosd.platform_folders import own_model_dir, own_store_dir
 from inferenceosd.settings.config import Config, Options, read_config
 from inferenceosd.settings.error import ConfigError
 from planners.argv import VISIBILITY
@@ -77,7 +77,10 @@ async def _looked(facts: Facts, config: Config) -> Facts:
     except SupervisorError as exc:
         mistake = str(exc)
     catalogue = Catalogue(
-        dirs=_model_dirs(config), rules=config.models, defaults=config.model_defaults
+        dirs=_model_dirs(config),
+        rules=config.models,
+        defaults=config.model_defaults,
+        own_store=own_store_dir(config.state_dir),
     )
     await catalogue.scan()
     status = status_report(

@@ -26,6 +26,10 @@ class ModelReport:
     state: str | None
     """Of its instance; None where it is not loaded."""
     warnings: tuple[str, ...]
+    digest: str = ""
+    """Hex; what Ollama's clients tell models apart by."""
+    modified_at: float = 0.0
+    """UTC seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,4 +75,6 @@ def model_report(model: ServedModel, *, state: str | None) -> ModelReport:
         is_pinned=model.settings.pin,
         state=state,
         warnings=model.info.warnings,
+        digest=model.shown_digest,
+        modified_at=model.modified_at,
     )

@@ -40,9 +40,12 @@ from proxy.admin.records import (
     LogReport,
 )
 from proxy.admin.service import AdminService, ReloadRefused
+from proxy.admin.shelf import DoneReport, ShowReport
+from proxy.admin.shelf_replies import pull_stream, show_report
 from proxy.admin.status import LockReport, StatusReport
 from proxy.bodies import decoded, read_body
 from proxy.errors import BadRequest, CallerLeft, Dialect, ProxyError, UnknownModel, answer, body
+from proxy.ollama.store_errors import in_ollamas_words, valid_name
 from proxy.telemetry.metrics import CONTENT_TYPE
 from supervisor.leases.lease import LeaseError, Stopping
 from supervisor.moving.carrying import MoveFailed
@@ -65,6 +68,16 @@ class _Named(msgspec.Struct, forbid_unknown_fields=True):
     model: str
 
 
+class _Pulled(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    insecure: bool = False
+
+
+class _Copied(msgspec.Struct, forbid_unknown_fields=True):
+    source: str
+    destination: str
+
+
 class _PlanRequest(msgspec.Struct, forbid_unknown_fields=True):
     model: str
     context: int | None = None
@@ -80,6 +93,8 @@ class _PlansRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _NAMED = msgspec.json.Decoder(_Named)
+_PULL = msgspec.json.Decoder(_Pulled)
+_COPY = msgspec.json.Decoder(_Copied)
 _MOVE = msgspec.json.Decoder(MoveRequest)
 _YIELD = msgspec.json.Decoder(YieldRequest)
 _FORGOTTEN = msgspec.json.Decoder(_Forgotten)
@@ -98,6 +113,10 @@ def build_admin_app(service: AdminService) -> Starlette:
         Route("/status", _answering(service, door.status), methods=["GET"]),
         Route("/metrics", _answering(service, door.metrics), methods=["GET"]),
         Route("/models", _answering(service, door.models), methods=["GET"]),
+        Route("/show", _answering(service, door.show), methods=["POST"]),
+        Route("/pull", _answering(service, door.pull), methods=["POST"]),
+        Route("/copy", _answering(service, door.copy), methods=["POST"]),
+        Route("/delete", _answering(service, door.delete), methods=["POST"]),
         Route("/plan", _answering(service, door.plan), methods=["POST"]),
         Route("/plans", _answering(service, door.plans), methods=["POST"]),
         Route("/profile", _answering(service, door.profile), methods=["GET"]),
@@ -202,6 +221,28 @@ class _Door:
 
     async def models(self, _: Request) -> ModelsReport:
         return self._service.models()
+
+    async def show(self, request: Request) -> ShowReport:
+        name = decoded(await _body(request), _NAMED).model
+        return show_report(self._service.offered(name), name)
+
+    async def pull(self, request: Request) -> Response:
+        asked = decoded(await _body(request), _PULL)
+        work = self._service.pull(valid_name(asked.model), insecure=asked.insecure)
+        return await pull_stream(work)
+
+    async def copy(self, request: Request) -> DoneReport:
+        asked = decoded(await _body(request), _COPY)
+        name = valid_name(asked.destination)
+        with in_ollamas_words():
+            await self._service.copy(asked.source, name)
+        return DoneReport(name.short)
+
+    async def delete(self, request: Request) -> DoneReport:
+        name = decoded(await _body(request), _NAMED).model
+        with in_ollamas_words():
+            await self._service.delete(name)
+        return DoneReport(name)
 
     async def plan(self, request: Request) -> PlanReport:
         asked = decoded(await _body(request, limit_bytes=MAX_PLAN_BYTES), _PLAN_REQUEST)

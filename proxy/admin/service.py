@@ -1,10 +1,11 @@
 """What the admin door opens to: the questions and orders a daemon takes."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Protocol
 
 from planners.hardware import HardwareProfile
 from planners.layout.outlook import Outlook
+from planners.model import ServedModel
 from proxy.admin.models import ModelsReport
 from proxy.admin.move_requests import MoveRequest, YieldRequest
 from proxy.admin.moves import MoveReport, YieldsReport
@@ -12,6 +13,8 @@ from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryRepo
 from proxy.admin.records import EventReport, Followed, LogReport
 from proxy.admin.status import LockReport, StatusReport
 from proxy.errors import ProxyError
+from supervisor.store.names import StoreName
+from supervisor.store.progress import Progress
 
 
 class ReloadRefused(ProxyError):
@@ -32,6 +35,18 @@ class AdminService(Protocol):
 
     def models(self) -> ModelsReport:
         """What is on offer."""
+
+    def offered(self, name: str) -> ServedModel:
+        """The model of that name, as it is offered itself."""
+
+    def pull(self, name: StoreName, *, insecure: bool) -> AsyncGenerator[Progress, None]:
+        """Fetch it from its registry. Raises SupervisorError as it is iterated."""
+
+    async def copy(self, source: str, destination: StoreName) -> None:
+        """Have it under another name too. Raises StoreError."""
+
+    async def delete(self, name: str) -> None:
+        """Remove it from the daemon's own store. Raises StoreError."""
 
     async def plan(
         self,

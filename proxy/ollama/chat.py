@@ -54,11 +54,11 @@ async def chat(door: Door, exchange: Exchange) -> None:
     async with exchange.attended():
         if not request.messages and request.common.keep_alive_s == 0:
             return await turn.unload()
-        options = request.common.options()
+        options = request.common.options(turn.model.recipe)
         turn.check("chat", needs_tools=bool(request.tools))
         if not request.messages:
             return await turn.load(options)
-        told = chat_body(request.messages, request.common, options, request.tools)
+        told = chat_body(request.told(turn.model.recipe), request.common, options, request.tools)
         return await turn.ask(CHAT, told, options)
 
 
@@ -70,7 +70,7 @@ async def generate(door: Door, exchange: Exchange) -> None:
     async with exchange.attended():
         if request.is_empty and request.common.keep_alive_s == 0:
             return await turn.unload()
-        options = request.common.options()
+        options = request.common.options(turn.model.recipe)
         turn.check("generate", needs_insert=bool(request.suffix) and request.template is None)
         if request.is_empty:
             return await turn.load(options)
@@ -80,7 +80,7 @@ async def generate(door: Door, exchange: Exchange) -> None:
 async def _generate(turn: "_Turn", request: GenerateRequest, options: Options) -> None:
     plain = completion_body(request.common, options)
     if request.template is not None:
-        text = request.rendered(request.template)
+        text = request.rendered(request.template, turn.model.recipe)
         told = plain | {"prompt": [*request.context, text] if request.context else text}
         context_of = partial(_context_of_text, turn.door, text, request.context)
         return await turn.ask(COMPLETION, told, options, context_of)
@@ -89,7 +89,7 @@ async def _generate(turn: "_Turn", request: GenerateRequest, options: Options) -
         return await turn.ask(INFILL, told, options)
     if request.raw:
         return await turn.ask(COMPLETION, plain | {"prompt": request.prompt}, options)
-    as_chat = chat_body(request.messages(), request.common, options)
+    as_chat = chat_body(request.messages(turn.model.recipe), request.common, options)
     context_of = partial(_context, turn.door, msgspec.json.encode(as_chat), request.context)
     if not request.context:
         return await turn.ask(CHAT, as_chat, options, context_of)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from planners.recipe import Recipe
 from proxy.engine_limits import MAX_WINDOW
 from proxy.errors import BadOption
 
@@ -54,6 +55,15 @@ OPTIONS = {
     "stop": "array",
 }
 """All that are read, and of which type."""
+
+
+def sampling_of(recipe: Recipe) -> dict[str, Any]:
+    """What of a recipe's parameters a request is asked with; the rest is said at the launch."""
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in recipe.parameters
+        if key in _SAMPLERS or key == "stop"
+    }
 
 
 def read_options(told: Mapping[str, Any]) -> Options:

@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 
+from planners.recipe import Recipe
 from planners.templates.conversation import Said, Template, infill, prompt, read
 from planners.templates.go_syntax import BadTemplate
 from proxy.errors import BadOption, BadRequest
 from proxy.ollama.fields import Fields, WrongType, read_object
-from proxy.ollama.options import Options, read_options
+from proxy.ollama.options import Options, read_options, sampling_of
 
 THINK_LEVELS = ("high", "medium", "low", "max")
 
@@ -33,9 +34,13 @@ class Common:
     render_only: bool
     told_options: dict[str, Any]
 
-    def options(self) -> Options:
-        """Read late, since an unload is granted whatever they are. Raises BadOption."""
-        return read_options(self.told_options)
+    def options(self, recipe: Recipe) -> Options:
+        """Those of the recipe where the request is silent.
+
+        Read late, since an unload is granted whatever they are. Raises BadOption.
+        """
+        told = {key: value for key, value in self.told_options.items() if value is not None}
+        return read_options(sampling_of(recipe) | told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,12 @@ class ChatRequest:
     messages: tuple[dict[str, object], ...]
     """In llama-server's (OpenAI's) shape."""
     tools: tuple[object, ...]
+
+    def told(self, recipe: Recipe) -> tuple[dict[str, object], ...]:
+        """The messages after the recipe's; its system prompt goes first, unless they have one."""
+        has_own = not recipe.system or self.messages[0]["role"] == "system"
+        system = () if has_own else ({"role": "system", "content": recipe.system},)
+        return (*system, *history(recipe), *self.messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +78,29 @@ class GenerateRequest:
         """True where nothing is to be generated: a load, or an unload."""
         return not self.prompt and not self.suffix and not self.images
 
-    def rendered(self, template: Template) -> str:
+    def rendered(self, template: Template, recipe: Recipe) -> str:
         """The prompt as `template` has it. Raises BadRequest for what that makes no text of."""
-        system = (Said("system", self.system),) if self.system else ()
+        told = self.system or recipe.system
+        system = (Said("system", told),) if told else ()
+        before = () if self.context else tuple(Said(m.role, m.content) for m in recipe.messages)
         try:
             if self.suffix:
                 return infill(template, prefix=self.prompt, suffix=self.suffix)
-            return prompt(template, (*system, Said("user", self.prompt)))
+            return prompt(template, (*system, *before, Said("user", self.prompt)))
         except BadTemplate as exc:
             raise BadRequest(f"template error: {exc}") from exc
 
-    def messages(self) -> tuple[dict[str, object], ...]:
-        """The prompt as a chat, for the model's template."""
-        system = ({"role": "system", "content": self.system},) if self.system else ()
-        return (*system, {"role": "user", "content": content(self.prompt, self.images)})
+    def messages(self, recipe: Recipe) -> tuple[dict[str, object], ...]:
+        """The prompt as a chat, for the model's template; a `context` has its own history."""
+        told = self.system or recipe.system
+        system = ({"role": "system", "content": told},) if told else ()
+        before = () if self.context else history(recipe)
+        return (*system, *before, {"role": "user", "content": content(self.prompt, self.images)})
+
+
+def history(recipe: Recipe) -> tuple[dict[str, object], ...]:
+    """The recipe's messages in llama-server's shape."""
+    return tuple({"role": one.role, "content": one.content} for one in recipe.messages)
 
 
 def read_chat(body: bytes, *, truncates: bool = False) -> ChatRequest:

@@ -105,7 +105,13 @@ class Metrics:
         return text_of(self)
 
 
-_PATTERNS = ("/v1/models/{id}", "/v1/responses/{id}", "/upstream/{model}", "/slots/{id}")
+_PATTERNS = (
+    "/v1/models/{id}",
+    "/v1/responses/{id}",
+    "/upstream/{model}",
+    "/slots/{id}",
+    "/api/blobs/{digest}",
+)
 """Routes that end in a name."""
 
 

@@ -5,9 +5,9 @@ read again, in a thread of its own, and the outcome replaces the old one whole.
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -36,6 +36,9 @@ from supervisor.models.gguf_files import (
 )
 from supervisor.models.listing import Files, Listing, Offer, listed
 from supervisor.patience import NoAnswer, PatientReader
+from supervisor.store.layout import inner_folders, is_store
+from supervisor.store.names import BadStoreName, parse_name
+from supervisor.store.shelf import Shelf, StoredModel
 
 SCAN_S = 60.0  # a scan that takes longer hangs on a file system that does not answer
 SETTLED_S = 60.0  # a truncated file that was written this recently may still grow
@@ -53,9 +56,10 @@ class Catalogue:
         dirs: tuple[str, ...],
         rules: tuple[ModelRule, ...],
         defaults: ModelSettings,
+        own_store: str | None = None,
         scan_s: float = SCAN_S,
     ) -> None:
-        self._offer = Offer(dirs, rules, defaults)
+        self._offer = Offer(dirs, rules, defaults, own_store)
         self._listing = EMPTY
         self._is_stalled = self._is_blind = False
         self._library = _Library()
@@ -79,18 +83,27 @@ class Catalogue:
         return {name: reason for name, reason in broken if name in asked}
 
     def resolve(self, name: str) -> ServedModel | None:
-        """The model of that name or alias; case does not count and ":latest" is optional."""
+        """The model of that name or alias; case does not count and ":latest" is optional.
+
+        Of a store's models the whole name is one too: registry.ollama.ai/library/smollm2:135m.
+        """
         exact = self._listing.models.get(ModelId(name))
         if exact is not None:
             return exact
-        model_id = self._listing.names.get(folded(name))
+        model_id = self._listing.names.get(folded(name)) or self._stored_as(name)
         return None if model_id is None else self._listing.models[model_id]
+
+    def _stored_as(self, name: str) -> ModelId | None:
+        try:
+            return self._listing.names.get(folded(parse_name(name).short))
+        except BadStoreName:
+            return None
 
     def reconfigure(
         self, *, dirs: tuple[str, ...], rules: tuple[ModelRule, ...], defaults: ModelSettings
     ) -> None:
         """What the next scan goes by."""
-        self._offer = Offer(dirs, rules, defaults)
+        self._offer = Offer(dirs, rules, defaults, self._offer.own_store)
 
     async def scan(self) -> bool:
         """Look at the folders again; True where a model or a broken file came, went or changed."""
@@ -112,6 +125,11 @@ class Catalogue:
         before, self._listing = self._listing, listing
         _log_changes(before, listing)
         return listing != before
+
+    async def look_again(self) -> bool:
+        """`scan`, of the folders as they are now: one that is under way may have passed them."""
+        self._offer = replace(self._offer)
+        return await self.scan()
 
     def _read(self) -> tuple[Offer, Listing]:
         """What the offer in force comes to, and that offer. Blocking, in the reader's thread."""
@@ -149,17 +167,23 @@ class _Library:
         self._swept: tuple[ModelFile, ...] = ()
         self._named: dict[tuple[str, str], ModelFile | BrokenFile] = {}
         self._companions: dict[str, FileStat | str] = {}
+        self._shelf = Shelf()
+        self._last: tuple[Offer, Files, Listing] | None = None
 
     def listing(self, offer: Offer) -> Listing:
         """What is on offer now. Blocking. Raises CannotLook."""
-        found = sweep(offer.dirs)
+        stores = _stores(offer)
+        found = sweep(offer.dirs, but_for=inner_folders(stores))
         self._swept = _with_unseen(found, self._swept, dirs=offer.dirs)
         named = tuple(
             (rule, self._file_at(rule.path, rule.name))
             for rule in offer.rules
             if rule.path is not None
         )
-        wanted = [*self._swept, *(file for _, file in named if isinstance(file, ModelFile))]
+        in_stores = self._shelf.look(stores)
+        stored = tuple(one for one in in_stores if isinstance(one, StoredModel))
+        wanted = [*self._swept, *_files_of(stored)]
+        wanted += [*(file for _, file in named if isinstance(file, ModelFile))]
         others = (self._file_at(path, path) for path in offer.read_companions())
         wanted += [file for file in others if isinstance(file, ModelFile)]
         self._known = {file.path: self._read(file) for file in wanted}
@@ -168,9 +192,12 @@ class _Library:
             named=named,
             infos={path: read.info for path, read in self._known.items()},
             companions={path: self._stat_of(path) for path in offer.companions()},
-            broken=found.broken,
+            broken=(*found.broken, *(one for one in in_stores if isinstance(one, BrokenFile))),
+            stored=stored,
         )
-        return listed(offer, files)
+        if self._last is None or self._last[0] is not offer or self._last[1] != files:
+            self._last = (offer, files, listed(offer, files))
+        return self._last[2]
 
     def _file_at(self, path: str, name: str) -> ModelFile | BrokenFile:
         try:
@@ -206,6 +233,22 @@ class _Library:
                 raise_if_passing(exc, path=file.path)
             reason = f"cannot be read: {exc.strerror or exc}"
             return _Read(file.key, BrokenFile(file.path, reason), is_final=False)
+
+
+def _stores(offer: Offer) -> tuple[str, ...]:
+    """The stores on offer, our own last; which of the folders are some, may change."""
+    own = (offer.own_store,) if offer.own_store is not None else ()
+    others = (folder for folder in offer.dirs if folder not in own)
+    return tuple(folder for folder in (*others, *own) if is_store(folder))
+
+
+def _files_of(stored: Iterable[StoredModel]) -> Iterator[ModelFile]:
+    """The GGUF files of stored models whose facts count."""
+    for model in stored:
+        yield model.file
+        for companion in (model.projector, model.draft):
+            if companion is not None:
+                yield ModelFile(companion.path, (companion,))
 
 
 def _with_unseen(

@@ -117,13 +117,18 @@ class Sweep:
     """Paths of files and folders whose disk does not answer; each is among `broken` too."""
 
 
-def sweep(folders: Iterable[str], *, max_entries: int = MAX_ENTRIES) -> Sweep:
+def sweep(
+    folders: Iterable[str],
+    *,
+    max_entries: int = MAX_ENTRIES,
+    but_for: frozenset[str] = frozenset(),
+) -> Sweep:
     """Every GGUF file in `folders` and below, in order. Hidden files and folders are left alone.
 
-    Raises CannotLook where we cannot look at anything.
+    So are those whose path is in `but_for`. Raises CannotLook where we cannot look at anything.
     """
     files: list[ModelFile] = []
-    walk = _Walk(max_entries)
+    walk = _Walk(max_entries, but_for)
     for folder in folders:
         for here, found in walk.through(folder):
             below = os.path.relpath(here, folder)
@@ -249,8 +254,9 @@ def _put_together(
 class _Walk:
     """One sweep's progress: where it has been, and how much it may still look at."""
 
-    def __init__(self, max_entries: int) -> None:
+    def __init__(self, max_entries: int, but_for: frozenset[str]) -> None:
         self._seen: set[tuple[int, int]] = set()
+        self._but_for = but_for
         self._max_entries = self._entries_left = max_entries
         self.broken: list[BrokenFile] = []
         self.unseen: list[str] = []
@@ -269,7 +275,7 @@ class _Walk:
             yield here, files
             if depth < MAX_DEPTH:
                 folders = [entry.path for entry in entries if _is_folder(entry)]
-                waiting += [(path, depth + 1) for path in reversed(folders)]
+                waiting += [(p, depth + 1) for p in reversed(folders) if p not in self._but_for]
         if self._entries_left <= 0:
             reason = f"more than {self._max_entries} entries: the rest is not looked at"
             self.broken.append(BrokenFile(folder, reason, kind=BrokenKind.FOLDER))

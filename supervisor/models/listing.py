@@ -17,6 +17,7 @@ from planners.model import (
 from planners.settings import ModelRule
 from supervisor.models.gguf_files import SUFFIX, FileStat, ModelFile
 from supervisor.models.projectors import is_projector_name, projector_for
+from supervisor.store.shelf import StoredModel
 
 _MODEL_TYPES = (None, "model")
 """`general.type` of files that can be served; "imatrix" and others cannot."""
@@ -30,6 +31,8 @@ class Offer:
     dirs: tuple[str, ...]
     rules: tuple[ModelRule, ...]
     defaults: ModelSettings
+    own_store: str | None = None
+    """The daemon's own store; the folders may hold stores of others."""
 
     def read_companions(self) -> frozenset[str]:
         """Every draft model and projector that a rule names: their facts count."""
@@ -56,6 +59,8 @@ class Files:
     """Of every companion a rule names: the file, or why there is none."""
     broken: tuple[BrokenFile, ...]
     """What was no file to begin with."""
+    stored: tuple[StoredModel, ...] = ()
+    """In stores; what is broken there is among `broken`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,9 @@ class _Shelf:
     def __init__(self, offer: Offer, files: Files) -> None:
         self._offer, self._files = offer, files
         self._rules = {folded(rule.name): rule for rule in offer.rules if rule.path is None}
-        self._broken = [replace(file, names=self._names_below(file.path)) for file in files.broken]
+        self._broken = [
+            replace(file, names=file.names or self._names_below(file.path)) for file in files.broken
+        ]
         self._models: dict[ModelId, ServedModel] = {}
 
     def listing(self) -> Listing:
@@ -87,6 +94,8 @@ class _Shelf:
         beside = _Beside(models=models, projectors=projectors)
         for file, info, rule in models:
             self._place(file, info, rule, beside)
+        for stored in self._files.stored:
+            self._place_stored(stored)
         self._report_idle_rules()
         names: dict[str, ModelId] = {}
         for model_id in self._models:
@@ -142,9 +151,7 @@ class _Shelf:
         self, file: ModelFile, info: ModelInfo, rule: ModelRule | None, beside: "_Beside"
     ) -> None:
         model_id = rule.name if rule is not None and rule.path is not None else ModelId(file.name)
-        if (holder := self._models.get(model_id)) is not None:
-            reason = f"hidden by {holder.path}: both are named {model_id}"
-            self._broken.append(BrokenFile(file.path, reason))
+        if self._is_taken(model_id, file.path):
             return
         settings = self._offer.defaults if rule is None else rule.settings
         projector = None if settings.mmproj_path else beside.projector(file)
@@ -174,6 +181,56 @@ class _Shelf:
             projector=sees if isinstance(sees, ModelInfo) else None,
         )
 
+    def _is_taken(self, model_id: ModelId, path: str) -> bool:
+        holder = self._models.get(model_id)
+        if holder is not None:
+            reason = f"hidden by {holder.path}: both are named {model_id}"
+            self._broken.append(BrokenFile(path, reason))
+        return holder is not None
+
+    def _place_stored(self, stored: StoredModel) -> None:
+        """A store says itself what goes with a model; a rule of its name goes before that."""
+        file, model_id = stored.file, ModelId(stored.file.name)
+        rule = self._rules.get(folded(model_id))
+        info = self._files.infos[file.path]
+        names = self._names(file.name, rule)
+        if isinstance(info, BrokenFile):
+            self._broken.append(replace(info, names=names))
+            return
+        if (reason := _why_not_stored(info, stored)) is not None:
+            self._broken.append(BrokenFile(file.path, reason, names))
+            return
+        if self._is_taken(model_id, file.path):
+            return
+        settings = _with_stored(self._offer.defaults if rule is None else rule.settings, stored)
+        stats = [(what, self._companion(path, stored)) for what, path in _companions(settings)]
+        lost = next(((what, stat) for what, stat in stats if isinstance(stat, str)), None)
+        if lost is not None:
+            self._broken.append(BrokenFile(file.path, f"its {lost[0]}: {lost[1]}", names))
+            return
+        draft = self._files.infos.get(settings.draft_path or "")
+        sees = self._files.infos.get(settings.mmproj_path or "")
+        keys = [stat.key for _, stat in stats if isinstance(stat, FileStat)]
+        self._models[model_id] = ServedModel(
+            model_id=model_id,
+            aliases=() if rule is None else rule.aliases,
+            path=file.path,
+            info=info,
+            settings=settings,
+            size_bytes=stored.size_bytes,
+            modified_at=stored.modified_ns / 1e9,
+            file_key=_digest([file.key, *keys]),
+            draft=draft if isinstance(draft, ModelInfo) else None,
+            projector=sees if isinstance(sees, ModelInfo) else None,
+            recipe=stored.recipe,
+            store=stored.store,
+            manifest_digest=stored.digest.hex,
+        )
+
+    def _companion(self, path: str, stored: StoredModel) -> FileStat | str:
+        own = (stored.projector, stored.draft, *stored.adapters)
+        return next((s for s in own if s is not None and s.path == path), None) or self._stat(path)
+
     def _names(self, name: str, rule: ModelRule | None) -> tuple[str, ...]:
         """What a file of that name is offered under; a rule that names its path renames it."""
         rule = rule or self._rules.get(folded(name))
@@ -196,6 +253,8 @@ class _Shelf:
     def _report_idle_rules(self) -> None:
         """A rule by name that no file answers to, not even a broken one, is a mistake to tell."""
         seen = {folded(file.name) for file in self._files.found}
+        seen |= {folded(stored.file.name) for stored in self._files.stored}
+        seen |= {folded(name) for file in self._files.broken for name in file.names}
         for name, rule in self._rules.items():
             if name not in seen:
                 reason = "a rule without a file: none of that name is in the model folders"
@@ -226,6 +285,27 @@ class _Beside:
             return None
         stem = projector_for(model.stem, models=self._models[model.folder], projectors=beside)
         return None if stem is None else beside[stem]
+
+
+def _with_stored(settings: ModelSettings, stored: StoredModel) -> ModelSettings:
+    """The operator's settings, and the store's where these are silent."""
+    projector, draft = stored.projector, stored.draft
+    return replace(
+        settings,
+        context=settings.context or stored.recipe.num_ctx,
+        mmproj_path=settings.mmproj_path or (projector.path if projector else None),
+        draft_path=settings.draft_path or (draft.path if draft else None),
+        lora_paths=settings.lora_paths or tuple(stat.path for stat in stored.adapters),
+    )
+
+
+def _why_not_stored(info: ModelInfo, stored: StoredModel) -> str | None:
+    if info.has_vision and not info.is_projector and stored.projector is None:
+        return (
+            "its vision tensors are within its model file, which only Ollama's own patches to"
+            " llama.cpp read; pull one with a projector of its own, such as from Hugging Face"
+        )
+    return _why_no_model(info)
 
 
 def _companions(settings: ModelSettings) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,7 @@ import asyncio
 import math
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +23,11 @@ from planners.hardware import (
 )
 from planners.instances.exits import Cause, ExitKind
 from planners.layout.outlook import Outlook
-from planners.model import BrokenFile, ModelId
+from planners.model import BrokenFile, ModelId, ServedModel
 from planners.plan import DeviceBytes, InstanceId, Shortfall
 from planners.profile_json import RecordedProfile, encode_profile
 from planners.reasons import Price, Reason, ReasonKind, Unit, unused
+from planners.recipe import Recipe
 from planners.sizes import GIB, MIB
 from planners.view import InstanceState
 from proxy.admin.models import ModelReport, ModelsReport
@@ -41,10 +42,15 @@ from proxy.edge.server import serve
 from proxy.errors import BadRequest, UnknownModel
 from supervisor.leases.lease import ModelUnavailable
 from supervisor.moving.carrying import MoveFailed
+from supervisor.store.errors import NameTaken, NotOurs, NotStored
+from supervisor.store.names import StoreName
+from supervisor.store.progress import Progress
+from supervisor.store.pull_errors import NoSuchModel
 from tests.fakes.fleet_of_one import launch_plan, served_model
 from tests.fakes.instances import observed
 from tests.fakes.machines import FLAGS, model_info, served
 
+RECIPE = Recipe(parameters=(("temperature", 0.5),), system="Be brief.", licenses=("MIT\nmore",))
 GPU = DeviceId("pci:0000:01:00.0")
 STARTED_AT = 1_800_000_000.0
 NOW_S = 1000.0
@@ -182,6 +188,8 @@ MODELS = ModelsReport(
             is_pinned=False,
             state="ready",
             warnings=("llama.rope.freq_base is missing: 10000 is assumed",),
+            digest="0123456789abcdef",
+            modified_at=STARTED_AT,
         ),
     ),
     broken=(BROKEN,),
@@ -216,6 +224,33 @@ class OneModelService:
 
     def models(self) -> ModelsReport:
         return MODELS
+
+    def offered(self, name: str) -> ServedModel:
+        self._known(name)
+        return replace(served_model(model_id="qwen", path="/models/qwen.gguf"), recipe=RECIPE)
+
+    async def pull(self, name: StoreName, *, insecure: bool) -> AsyncGenerator[Progress, None]:
+        self.asked.append(("pull", name.short, insecure))
+        if name.model == "taken":
+            raise NameTaken(name.short, path="/models/taken.gguf", store="")
+        yield Progress("pulling manifest")
+        yield Progress("pulling 0123456789ab", "sha256:01", 1000, 10)
+        if name.model == "none":
+            raise NoSuchModel(name.short)
+        yield Progress("pulling 0123456789ab", "sha256:01", 1000, 1000)
+        yield Progress("success")
+
+    async def copy(self, source: str, destination: StoreName) -> None:
+        if source != "qwen":
+            raise NotStored(source)
+        self.asked.append(("copy", source, destination.short))
+
+    async def delete(self, name: str) -> None:
+        if name == "qwen":
+            raise NotOurs(name, path="/models/qwen.gguf", store="")
+        if name != "mine":
+            raise NotStored(name)
+        self.asked.append(("delete", name))
 
     async def plan(
         self,

@@ -162,6 +162,9 @@ class FleetOfOne:
         wanted = name.lower().removesuffix(":latest")
         return self.model if wanted == self.model.model_id.lower() else None
 
+    def offered(self, name: str) -> ServedModel | None:
+        return self.resolve(name)
+
     def models(self) -> Sequence[ServedModel]:
         return (self.model,)
 

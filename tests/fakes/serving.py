@@ -18,6 +18,8 @@ from proxy.edge.server import serve
 from proxy.service import Service
 from proxy.telemetry.metrics import Metrics
 from supervisor.records.event_counts import EventCounts
+from supervisor.store.keeper import StoreKeeper
+from tests.fakes.kept_store import kept_store
 
 SETTINGS = DoorSettings(
     max_body_bytes=1 << 20,
@@ -58,8 +60,12 @@ async def serving(
     tls: SSLContext | None = None,
     kernel_bytes: int | None = None,
     is_parting: bool = False,
+    store: StoreKeeper | None = None,
 ) -> AsyncIterator[Served]:
-    """Serves `service`; ends with a drain. `kernel_bytes` is what waits in a socket to be read."""
+    """Serves `service`, and `store`, else an empty one; ends with a drain.
+
+    `kernel_bytes` is what waits in a socket to be read.
+    """
     metrics = metrics_of(service)
     listener = socket.socket()
     if kernel_bytes is not None:
@@ -68,9 +74,15 @@ async def serving(
     listener.listen(1024)
     port = listener.getsockname()[1]
     stop, started = asyncio.Event(), asyncio.Event()
-    async with UpstreamPools(connections_per_child=8) as pools, asyncio.TaskGroup() as tasks:
+    async with (
+        UpstreamPools(connections_per_child=8) as pools,
+        kept_store(service, store) as kept,
+        asyncio.TaskGroup() as tasks,
+    ):
         traced = traces(metrics) if traces else None
-        app = build_app(service, pools, settings, metrics, traces=traced, is_parting=is_parting)
+        app = build_app(
+            service, pools, settings, metrics, store=kept, traces=traced, is_parting=is_parting
+        )
         door = serve(
             app,
             (listener,),

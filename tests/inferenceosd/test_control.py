@@ -25,6 +25,7 @@ from supervisor.models.catalogue import Catalogue
 from supervisor.probe import HardwareProbe
 from supervisor.records.journal_file import JournalUnreadable
 from supervisor.records.kept import Records, open_records
+from supervisor.store.keeper import StoreKeeper
 from tests.fakes.machines import machine
 from tests.fakes.serving import metrics_of
 
@@ -60,8 +61,10 @@ class House:
             leaving=lambda _: None,
         )
         self.fleet, self.lock = fleet, DoorLock(config, is_local=True)
+        store = StoreKeeper(str(self.folder), offered=fleet.offered, changed=catalogue.scan)
+        metrics = metrics_of(fleet)
         parts = Parts(
-            fleet, catalogue, probe, records, metrics_of(fleet), self.lock, self.doors.append
+            fleet, catalogue, probe, records, metrics, self.lock, store, self.doors.append
         )
         return Control(config, parts, reread=self.read, listen=["127.0.0.1:11434"])
 

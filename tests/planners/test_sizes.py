@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planners.sizes import GIB, KIB, MIB, BadSize, format_size, parse_size
+from planners.sizes import GIB, KIB, MIB, BadSize, format_size, parameter_size, parse_size
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,18 @@ def test_sizes_are_written_in_their_largest_unit(size_bytes: int, text: str) -> 
 @given(st.integers(0, 1 << 50))
 def test_what_is_written_is_read_back_within_a_rounding(size_bytes: int) -> None:
     assert parse_size(format_size(size_bytes)) == pytest.approx(size_bytes, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("n_params", "text"),
+    [
+        (134_515_008, "134.52M"),
+        (7_000_000_000, "7B"),
+        (7_615_616_512, "7.6B"),
+        (22_700_000, "22.70M"),
+        (45_000, "45K"),
+        (12, "12"),
+    ],
+)
+def test_parameters_are_counted_as_ollama_prints_them(n_params: int, text: str) -> None:
+    assert parameter_size(n_params) == text

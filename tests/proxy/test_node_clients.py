@@ -15,7 +15,10 @@ from proxy.admission.gate import Gate
 from proxy.admission.keys import KeyRing
 from tests.fakes.chat_templates import HERMES, WEATHER, WEATHER_CHAT
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
+from tests.fakes.gguf_writer import put
+from tests.fakes.kept_store import ShelfFleet
 from tests.fakes.real_engine import engine
+from tests.fakes.registry import registry
 from tests.fakes.serving import SETTINGS, serving
 
 pytestmark = pytest.mark.llama
@@ -135,3 +138,22 @@ async def test_ollama_chats_generates_lists_and_is_refused(tmp_path: Path) -> No
     assert told["listed"] == ["smollm2:latest"]
     assert told["refused"]["status"] == 404
     assert told["refused"]["message"] == "model 'nope' not found"
+
+
+async def test_ollama_makes_copies_pulls_and_deletes_models(tmp_path: Path) -> None:
+    fleet = ShelfFleet(tmp_path)
+    put(fleet.dir, "base.gguf")
+    await fleet.catalogue.scan()
+    async with registry() as source, serving(fleet, store=fleet.store) as at:
+        source.add()
+        told = await ran("ollama_store.mjs", at.url, "base", source.name())
+
+    assert told["made"] == {"status": "success"}
+    assert told["lines"][-1] == "success"
+    assert told["pull"][-1] == {"status": "success"}
+    assert told["listed"] == sorted(
+        ["base:latest", "mine:latest", "two:latest", "three:latest", source.name()]
+    )
+    assert told["system"] == "Be brief."
+    assert told["unknown"] == "model 'two' not found"
+    assert str(fleet.dir / "base.gguf") in told["notOurs"]

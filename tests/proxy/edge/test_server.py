@@ -14,6 +14,7 @@ from proxy.app import build_app
 from proxy.child.upstream import UpstreamPools
 from proxy.edge.server import serve
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
+from tests.fakes.kept_store import kept_store
 from tests.fakes.serving import SETTINGS, Served, metrics_of, serving
 
 STREAM = {"model": "tiny", "messages": [{"role": "user", "content": "one two"}], "stream": True}
@@ -126,8 +127,8 @@ async def test_cancelled_it_ends_without_draining(tmp_path: Path) -> None:
     listener.bind(("127.0.0.1", 0))
     started = asyncio.Event()
     fleet = FleetOfOne(served_model(), tmp_path)
-    async with UpstreamPools(connections_per_child=1) as pools:
-        app = build_app(fleet, pools, SETTINGS, metrics_of(fleet))
+    async with UpstreamPools(connections_per_child=1) as pools, kept_store(fleet) as store:
+        app = build_app(fleet, pools, SETTINGS, metrics_of(fleet), store=store)
         task = asyncio.ensure_future(
             serve(app, (listener,), stop=asyncio.Event(), started=started, drain_s=lambda: 60)
         )

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from proxy.ollama.catalogue import parameter_size
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
 from tests.fakes.serving import serving
 
@@ -76,35 +75,3 @@ async def test_show_refuses_in_ollamas_words(
         reply = await at.client.post("/api/show", json=told)
 
     assert (reply.status_code, reply.json()) == (status, {"error": says})
-
-
-@pytest.mark.parametrize(
-    ("n_params", "text"),
-    [
-        (134_515_008, "134.52M"),
-        (7_000_000_000, "7B"),
-        (7_615_616_512, "7.6B"),
-        (22_700_000, "22.70M"),
-        (45_000, "45K"),
-        (12, "12"),
-    ],
-)
-def test_parameters_are_counted_as_ollama_prints_them(n_params: int, text: str) -> None:
-    assert parameter_size(n_params) == text
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/api/pull"), ("POST", "/api/push"), ("POST", "/api/create"),
-        ("POST", "/api/copy"), ("DELETE", "/api/delete"),
-    ],
-)  # fmt: skip
-async def test_who_would_pull_or_delete_a_model_is_told_where_models_come_from(
-    tmp_path: Path, method: str, path: str
-) -> None:
-    async with serving(FleetOfOne(served_model(), tmp_path)) as at:
-        reply = await at.client.request(method, f"{at.url}{path}", json={"model": "llama3"})
-
-    assert reply.status_code == 501
-    assert "models.dirs" in reply.json()["error"]

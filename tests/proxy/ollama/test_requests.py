@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from planners.recipe import PLAIN, Message, Recipe
 from proxy.errors import BadOption, BadRequest
 from proxy.ollama.requests import chat_body, read_chat, read_generate
 
@@ -21,7 +22,7 @@ def chat_request(**more: Any) -> bytes:
 def child_body(**more: Any) -> dict[str, Any]:
     """What the child is sent for a chat with these fields."""
     request = read_chat(chat_request(**more))
-    return chat_body(request.messages, request.common, request.common.options(), request.tools)
+    return chat_body(request.messages, request.common, request.common.options(PLAIN), request.tools)
 
 
 def test_a_stream_is_the_default() -> None:
@@ -143,6 +144,55 @@ def test_a_wrong_generate_is_refused(fields: dict[str, Any], says: str) -> None:
     assert says in str(refused.value)
 
 
+RECIPE = Recipe(
+    parameters=(("temperature", 0.25), ("stop", ("<end>",)), ("num_ctx", 64)),
+    system="Be brief.",
+    messages=(Message("user", "a"), Message("assistant", "b")),
+)
+HI = {"role": "user", "content": "hi"}
+BEFORE = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
+
+
+def test_a_recipes_system_and_messages_go_before_a_chats_own() -> None:
+    told = read_chat(chat_request()).told(RECIPE)
+
+    assert told == ({"role": "system", "content": "Be brief."}, *BEFORE, HI)
+
+
+def test_a_chats_own_system_prompt_stands_in_for_the_recipes() -> None:
+    own = {"role": "system", "content": "Be long."}
+
+    assert read_chat(chat_request(messages=[own, HI])).told(RECIPE) == (*BEFORE, own, HI)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({}, ({"role": "system", "content": "Be brief."}, *BEFORE, HI)),
+        ({"system": "Be long."}, ({"role": "system", "content": "Be long."}, *BEFORE, HI)),
+        ({"context": [1, 2]}, ({"role": "system", "content": "Be brief."}, HI)),
+    ],
+)
+def test_a_prompt_is_asked_with_its_models_recipe(
+    asked: dict[str, Any], told: tuple[dict[str, object], ...]
+) -> None:
+    request = read_generate(json.dumps({"model": "m", "prompt": "hi", **asked}).encode())
+
+    assert request.messages(RECIPE) == told
+
+
+def test_a_requests_options_go_before_its_models_parameters() -> None:
+    asked = read_chat(chat_request(options={"temperature": 1, "stop": None})).common
+
+    sampling = dict(asked.options(RECIPE).sampling)
+
+    assert (sampling["temperature"], sampling["stop"]) == (1.0, ["<end>"])
+
+
+def test_a_models_num_ctx_is_its_launchs_and_bounds_no_request() -> None:
+    assert read_chat(chat_request()).common.options(RECIPE).n_ctx is None
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
@@ -157,7 +207,7 @@ def test_a_template_of_the_callers_own_makes_the_prompt(fields: dict[str, Any], 
     request = read_generate(json.dumps(told).encode())
 
     assert request.template is not None
-    assert request.rendered(request.template) == text
+    assert request.rendered(request.template, PLAIN) == text
 
 
 def test_a_template_that_fails_for_this_prompt_says_so() -> None:
@@ -167,4 +217,16 @@ def test_a_template_that_fails_for_this_prompt_says_so() -> None:
 
     assert request.template is not None
     with pytest.raises(BadRequest, match="template error: it asks for number 3 of 1"):
-        request.rendered(request.template)
+        request.rendered(request.template, PLAIN)
+
+
+def test_a_template_of_the_callers_own_is_filled_with_its_models_recipe_too() -> None:
+    told = {
+        "prompt": "hi",
+        "template": "{{ .System }}{{ range .Messages }}[{{ .Content }}]{{ end }}",
+    }
+
+    request = read_generate(json.dumps({"model": "m", **told}).encode())
+
+    assert request.template is not None
+    assert request.rendered(request.template, RECIPE).endswith("[a][b][hi]")

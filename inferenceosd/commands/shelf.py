@@ -1,0 +1,134 @@
+"""`inferenceosctl pull`, `rm`, `cp`, `list` and `show`: models that come, go and are looked at."""
+
+import sys
+import time
+from collections.abc import Iterator
+
+import click
+
+from inferenceosd.commands.admin_client import WORK_S, Door, fail
+from inferenceosd.commands.arguments import Name
+from inferenceosd.commands.following import EXIT_INTERRUPTED
+from inferenceosd.commands.shelf_text import list_text, show_text
+from proxy.admin.models import ModelsReport
+from proxy.admin.shelf import DoneReport, PullLine, ShowReport
+
+COPY_S = 24 * 3600.0  # of a file to another disk, where the daemon knows how long it takes
+
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+
+
+@click.command()
+@click.argument("model", type=Name())
+@click.option(
+    "--insecure", is_flag=True, help="Allow HTTP, for registries of this machine and network."
+)
+@click.pass_obj
+def pull(door: Door, model: str, insecure: bool) -> None:
+    """Fetch MODEL from its registry, or what is missing of it.
+
+    MODEL is named as in Ollama: smollm2:135m, hf.co/ORG/REPO:Q4_K_M, localhost:5000/library/tiny.
+    Ctrl-C ends it, unless others wait for the same; what came is kept, and the next pull goes on.
+    """
+    told = door.told("/pull", PullLine, body={"model": model, "insecure": insecure})
+    try:
+        last = _drawn(told) if sys.stderr.isatty() else _printed(told)
+    except KeyboardInterrupt:
+        click.echo("inferenceosctl: what came is kept; pull again to go on", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    if last.error:
+        fail(last.error)
+    if last.status != "success":
+        fail("the pull broke off; pull again to go on")
+
+
+@click.command()
+@click.argument("models", metavar="MODEL...", type=Name(), nargs=-1, required=True)
+@click.pass_obj
+def rm(door: Door, models: tuple[str, ...]) -> None:
+    """Delete each MODEL, and what no other needs of it.
+
+    Only of the daemon's own store, where pulled, created and copied models are: other files and
+    stores are not inferenceosd's to change.
+    """
+    for model in models:
+        done = door.post("/delete", DoneReport, body={"model": model}, within_s=WORK_S)
+        click.echo(f"{done.value.model} is deleted")
+
+
+@click.command()
+@click.argument("source", type=Name())
+@click.argument("destination", type=Name())
+@click.pass_obj
+def cp(door: Door, source: str, destination: str) -> None:
+    """Have SOURCE under the name DESTINATION too, in the daemon's own store."""
+    asked = {"source": source, "destination": destination}
+    done = door.post("/copy", DoneReport, body=asked, within_s=COPY_S)
+    click.echo(f"{done.value.model} is there")
+
+
+@click.command("list")
+@as_json_option
+@click.pass_obj
+def list_models(door: Door, as_json: bool) -> None:
+    """List the models on offer as `ollama list` does, newest first.
+
+    `inferenceosctl models` tells more of each, and why other files are none.
+    """
+    now = time.time()
+    answer = door.get("/models", ModelsReport)
+    answer.show(lambda report: list_text(report, now=now), as_json=as_json)
+
+
+@click.command()
+@click.argument("model", type=Name())
+@click.option("--modelfile", is_flag=True, help="Print its Modelfile alone.")
+@as_json_option
+@click.pass_obj
+def show(door: Door, model: str, modelfile: bool, as_json: bool) -> None:
+    """Show what MODEL is, where it lies, and how it is meant to be asked."""
+    answer = door.post("/show", ShowReport, body={"model": model})
+    if modelfile:
+        click.echo(answer.value.modelfile.rstrip())
+    else:
+        answer.show(show_text, as_json=as_json)
+
+
+def _printed(told: Iterator[PullLine]) -> PullLine:
+    """Each step once, for a log; its last line."""
+    last = PullLine()
+    for line in told:
+        if line.status and line.status != last.status:
+            click.echo(line.status)
+        last = line
+    return last
+
+
+def _drawn(told: Iterator[PullLine]) -> PullLine:
+    """A bar for each file, on a terminal; the last line."""
+    # Late: a library of colours that no other command needs.
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    last, tasks = PullLine(), {}
+    columns = (
+        TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(),
+        TransferSpeedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        for last in told:
+            if not last.digest:
+                continue
+            if last.digest not in tasks:
+                tasks[last.digest] = bars.add_task(last.status, total=last.total)
+            bars.update(tasks[last.digest], completed=last.completed)
+    if last.status == "success":
+        click.echo("success")
+    return last

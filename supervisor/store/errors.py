@@ -1,0 +1,94 @@
+"""What a store cannot do, each with the facts and what to do about it."""
+
+from planners.sizes import format_size
+from supervisor.errors import SupervisorError
+from supervisor.printable import printable
+from supervisor.store.digests import Digest
+
+
+class StoreError(SupervisorError):
+    """A store was not changed as asked."""
+
+
+class NotStored(StoreError):
+    """No model of that name is known."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"model '{name}' not found")
+
+
+class NotOurs(StoreError):
+    """The model is there, but not the daemon's to change."""
+
+    def __init__(self, name: str, *, path: str, store: str) -> None:
+        self.name, self.path, self.store = name, path, store
+        whose = f"in the store {printable(store)}" if store else f"the file {printable(path)}"
+        do = (
+            "remove it with the program that keeps that store"
+            if store
+            else "remove that file, which takes the model along"
+        )
+        super().__init__(f"model '{name}' is {whose}, which inferenceosd only reads; {do}")
+
+
+class NameTaken(StoreError):
+    """A model that is not the daemon's to change has the name already."""
+
+    def __init__(self, name: str, *, path: str, store: str) -> None:
+        self.name, self.path, self.store = name, path, store
+        whose = f"in the store {printable(store)}" if store else f"the file {printable(path)}"
+        super().__init__(
+            f"the name '{name}' is that of a model {whose}, which inferenceosd only reads;"
+            " choose another name"
+        )
+
+
+class DigestMismatch(StoreError):
+    """What came is not what its digest says."""
+
+    def __init__(self, *, expected: Digest, got: Digest) -> None:
+        self.expected, self.got = expected, got
+        super().__init__(f'digest mismatch, expected "{expected}", got "{got}"')
+
+
+class BlobMissing(StoreError):
+    """A blob that a model needs is not in the store, or not whole."""
+
+    def __init__(self, digest: Digest) -> None:
+        self.digest = digest
+        super().__init__(f"blob {digest} is not in the store; upload it, or pull the model again")
+
+
+class NoRoom(StoreError):
+    """The disk would be full."""
+
+    def __init__(self, *, folder: str, needed_bytes: int, free_bytes: int) -> None:
+        self.folder, self.needed_bytes, self.free_bytes = folder, needed_bytes, free_bytes
+        super().__init__(
+            f"{format_size(needed_bytes)} are needed in {printable(folder)}, and"
+            f" {format_size(free_bytes)} may be used there; remove models, or move the state folder"
+        )
+
+
+class Unwritable(StoreError):
+    """The store's disk does not take what is written."""
+
+    def __init__(self, *, path: str, why: str) -> None:
+        self.path, self.why = path, why
+        super().__init__(f"{printable(path)} cannot be written: {why}")
+
+
+class NotPushed(StoreError):
+    """Models do not leave this machine."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"model '{name}' is not pushed: no registry is written to from here; its blobs and its"
+            " manifest are files, which any other store may have as they are"
+        )
+
+
+class NotStorable(StoreError):
+    """What was to be a stored model cannot be one."""

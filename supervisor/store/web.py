@@ -1,0 +1,127 @@
+"""Files of other machines over HTTP: whole small ones, and large ones by ranges.
+
+Proxies are the environment's (HTTPS_PROXY and its kin), as httpx reads them. Imported by who pulls,
+and not before: httpx takes its time.
+"""
+
+import asyncio
+import re
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+
+from supervisor.store.pull_errors import (
+    MAX_TOLD,
+    InsecureProtocol,
+    PullError,
+    RangesRefused,
+    RegistryOdd,
+    RegistryRefused,
+    Unreachable,
+)
+
+CONNECT_S = 20.0
+_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A small reply, whole."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+
+
+class Web:
+    """Connections to other machines."""
+
+    def __init__(self, *, allows_plain: bool, stall_s: float) -> None:
+        """`allows_plain`: addresses, and those that they lead to, may be without TLS."""
+        self._allows_plain = allows_plain
+        limits = httpx.Timeout(CONNECT_S, read=stall_s, write=stall_s, pool=None)
+        self._client = httpx.AsyncClient(
+            timeout=limits, follow_redirects=True,
+            headers={"user-agent": "inferenceosd"},
+            limits=httpx.Limits(max_keepalive_connections=16),
+        )  # fmt: skip
+
+    async def aclose(self) -> None:
+        """Close them."""
+        await self._client.aclose()
+
+    async def get(
+        self, url: str, *, headers: Mapping[str, str], most_bytes: int, limit_s: float
+    ) -> Answer:
+        """A small reply of any status. Raises PullError."""
+        host = httpx.URL(url).host
+        try:
+            async with (
+                asyncio.timeout(limit_s),
+                self._opened(url, {**headers, "accept-encoding": "identity"}) as reply,
+            ):
+                body = bytearray()
+                async for chunk in reply.aiter_raw():
+                    body += chunk
+                    if len(body) > most_bytes:
+                        raise RegistryOdd(host=host, reason=f"more than {most_bytes} bytes")
+                return Answer(reply.status_code, bytes(body), dict(reply.headers))
+        except TimeoutError as exc:
+            raise Unreachable(host=host, why=f"no answer within {limit_s:g} s") from exc
+
+    @asynccontextmanager
+    async def _opened(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[httpx.Response]:
+        host = httpx.URL(url).host
+        try:
+            async with self._client.stream("GET", url, headers=dict(headers)) as reply:
+                if reply.url.scheme != "https" and not self._allows_plain:
+                    raise InsecureProtocol
+                yield reply
+        except httpx.TooManyRedirects as exc:
+            raise RegistryOdd(host=host, reason="one redirect after another") from exc
+        except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError) as exc:
+            raise Unreachable(host=host, why=str(exc) or type(exc).__name__) from exc
+
+    async def pieces(
+        self, url: str, *, headers: Mapping[str, str], first: int, last: int, total_bytes: int
+    ) -> AsyncGenerator[tuple[int, bytes], None]:
+        """What Source.bytes_from gives, of the file at `url`."""
+        asked = {**headers, "range": f"bytes={first}-{last}", "accept-encoding": "identity"}
+        async with self._opened(url, asked) as reply:
+            at = await _place(reply, first=first, last=last, total_bytes=total_bytes)
+            async for chunk in reply.aiter_raw():
+                yield at, chunk
+                at += len(chunk)
+
+
+async def _place(reply: httpx.Response, *, first: int, last: int, total_bytes: int) -> int:
+    """Which byte a reply begins with. Raises PullError for one without the bytes."""
+    host = reply.url.host
+    is_whole = reply.status_code == 200
+    if reply.status_code == 416 or (is_whole and last != total_bytes - 1):
+        raise RangesRefused(host=host)
+    if is_whole:
+        return 0
+    if reply.status_code != 206:
+        raise await refused(reply)
+    match = _RANGE.fullmatch(reply.headers.get("content-range", ""))
+    if match is None or int(match[1]) != first or int(match[2]) > last:
+        raise RegistryOdd(host=host, reason="other bytes than were asked for")
+    if match[3] not in ("*", str(total_bytes)):
+        reason = f"a file of {match[3]} bytes instead of {total_bytes}"
+        raise RegistryOdd(host=host, reason=reason)
+    return first
+
+
+async def refused(reply: httpx.Response) -> PullError:
+    """The error that a reply is."""
+    told = b""
+    async for chunk in reply.aiter_raw():
+        told += chunk
+        if len(told) > MAX_TOLD:
+            break
+    text = told.decode(errors="replace").strip()
+    return RegistryRefused(host=reply.url.host, status=reply.status_code, told=text)
