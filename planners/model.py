@@ -8,6 +8,7 @@ from enum import Enum
 from typing import NewType
 
 from planners.recipe import PLAIN, Recipe
+from planners.templates.given import GivenTemplate
 
 ModelId = NewType("ModelId", str)
 """The one name of a model, e.g. "SmolLM2-135M-Instruct.Q4_1"; aliases resolve to it."""
@@ -212,6 +213,8 @@ class ServedModel:
     """The folder of the store that holds it; "" for a file of its own."""
     manifest_digest: str = ""
     """Of its manifest there, hex."""
+    template: GivenTemplate | None = None
+    """What its store gives it, where its file has no chat template; None where nothing is given."""
 
     @property
     def shown_digest(self) -> str:

@@ -59,6 +59,16 @@ def check_writes(model: ServedModel) -> None:
         raise BadRequest(f'"{model.model_id}" does not support completions', param="model")
 
 
+def check_chats(model: ServedModel) -> None:
+    """Raises BadRequest for a model whose conversations cannot be put as its maker wants them."""
+    if model.template is not None and model.template.why_not:
+        raise BadRequest(
+            f'"{model.model_id}" cannot chat: its TEMPLATE is not rendered here, for'
+            f" {model.template.why_not}; send raw prompts, or create it anew with another TEMPLATE",
+            param="model",
+        )
+
+
 def embedder(model: ServedModel) -> ServedModel:
     """What gives the model's embeddings: a text model is launched apart for it.
 
