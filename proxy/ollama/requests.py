@@ -156,7 +156,8 @@ def _common(fields: Fields, *, truncates: bool) -> Common:
         format=fields.value("format") or None,
         logprobs=fields.flag("logprobs"),
         top_logprobs=top_logprobs,
-        truncate=fields.flag("truncate", default=truncates),
+        # Without a shift Ollama cuts no text either; here nothing is ever shifted.
+        truncate=fields.flag("truncate", default=truncates and fields.flag("shift", default=True)),
         render_only=fields.flag("_debug_render_only"),
         told_options=fields.mapping("options"),
     )

@@ -194,6 +194,16 @@ def test_a_models_num_ctx_is_its_launchs_and_bounds_no_request() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "cuts"),
+    [({}, True), ({"shift": False}, False), ({"shift": False, "truncate": True}, True)],
+)
+def test_who_is_strict_cuts_unless_shifts_are_off(fields: dict[str, Any], cuts: bool) -> None:
+    told = json.dumps({"model": "m", "prompt": "x", **fields}).encode()
+
+    assert read_generate(told, truncates=True).common.truncate is cuts
+
+
+@pytest.mark.parametrize(
     ("fields", "text"),
     [
         ({}, "<x>"),
