@@ -51,7 +51,9 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat, JSON by a schema": ("/v1/chat/completions", JSON),
     "chat, log probabilities": ("/v1/chat/completions", {**CHAT, "logprobs": True}),
     "chat, a stop string": ("/v1/chat/completions", {**CHAT, "stop": ["green", "Green"]}),
+    "two choices": ("/v1/chat/completions", {**CHAT, "n": 2, "temperature": 0.8, "seed": 7}),
     "text": ("/v1/completions", TEXT),
+    "three choices of a text": ("/v1/completions", {**TEXT, "n": 3, "max_tokens": 12}),
     "several texts": ("/v1/completions", {**TEXT, "prompt": [BEGINNING, SAID]}),
     "completion": ("/completion", RAW),
     "several completions": ("/completion", {**RAW, "prompt": [BEGINNING, SAID]}),
@@ -135,7 +137,8 @@ def _as_told(reply: str, kind: Kind) -> dict[str, Any]:
     chunks = [read_chunk(event) for event in delivered.events() if event != b"[DONE]"]
     assert len({chunk.id for chunk in chunks}) == 1
     assert reply.count('"stop":true') == len(told.finishes) or not kind.is_raw
-    assert sum(c.delta.role is not None for chunk in chunks for c in chunk.choices) <= 1
+    roles = [c.index for chunk in chunks for c in chunk.choices if c.delta.role is not None]
+    assert len(roles) == len(set(roles))
     assert reply.count('"finish_reason":"') == len(told.finishes) or kind.is_raw
     return {"texts": told.texts, "why": told.finishes, "usage": told.usage, "done": told.is_done}
 
@@ -179,6 +182,22 @@ async def test_a_stream_whose_child_is_killed_is_the_one_that_a_child_alone_writ
     route, body = FORMS[form]
     async with engine(tmp_path) as (fleet, served):
         await assert_unbroken(fleet, served, route, body, chance=Random(form))
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize("at", [12, 14, 27], ids=["on the seam", "in the second", "in the third"])
+async def test_of_several_choices_the_one_that_was_told_goes_on_and_the_rest_are_asked_for(
+    tmp_path: Path, at: int
+) -> None:
+    body = {**TEXT, "n": 3, "max_tokens": 12, "ignore_eos": True}
+    async with engine(tmp_path) as (fleet, served):
+        alone = heard("/v1/completions", await whole(served, "/v1/completions", body))
+        anew(fleet)
+        found = await broken(fleet, served, "/v1/completions", body, at=at)
+
+    assert heard("/v1/completions", found) == alone
+    assert set(alone["why"]) == {0, 1, 2}
+    assert fleet.leases == 0
 
 
 @pytest.mark.llama
