@@ -112,8 +112,8 @@ class Stage:
     served: Callable[[ModelId], ServedModel | None]
     free: Callable[[LaunchPlan], Awaitable[Mapping[DeviceId, int]]]
     """What may be taken now beside all that runs, on fresh numbers."""
-    launch: Callable[[LaunchPlan, Instance, Trial, str], Instance]
-    """A further instance of the model of another one."""
+    launch: Callable[[LaunchPlan, str, Instance, Trial, str], Instance]
+    """A further instance of the model of another one: by which plan, and which launch key."""
     park: Callable[[str], None]
     """Closes all connections to the child behind a socket."""
     stopping: asyncio.Event
@@ -140,14 +140,20 @@ class Migrations:
         """Why the child behind a lease made way; None where it did not."""
         return self._left.get(lease.socket_path)
 
-    async def move(self, source: Instance, wanted: LaunchPlan, *, reason: str) -> Moved:
-        """Has `wanted` take the place of what runs. Raises MoveFailed; nothing is lost then."""
+    async def move(
+        self, source: Instance, wanted: LaunchPlan, *, launch_key: str, reason: str
+    ) -> Moved:
+        """Has `wanted` take the place of what runs. Raises MoveFailed; nothing is lost then.
+
+        `launch_key`: what `wanted` was planned from, whatever is wanted once it is launched.
+        """
         model_id = source.model_id
         if model_id in self._moves:
             raise MoveFailed(model_id=model_id, reason="it is being moved already")
         if not source.is_serving:
             raise MoveFailed(model_id=model_id, reason="it is not ready")
-        move = self._moves[model_id] = _Move(self._stage, source, wanted, reason, self._leave)
+        move = _Move(self._stage, source, wanted, launch_key, reason, self._leave)
+        self._moves[model_id] = move
         try:
             done = await found_first(move.go(), self._stage.stopping.wait())
         finally:
@@ -171,10 +177,12 @@ class _Move:
         stage: Stage,
         source: Instance,
         wanted: LaunchPlan,
+        launch_key: str,
         reason: str,
         leave: Callable[[str, str], None],
     ) -> None:
         self._stage, self._source, self._wanted, self._reason = stage, source, wanted, reason
+        self._launch_key = launch_key
         self._leave = leave
         self._running = source.plan
         self._model_id = source.model_id
@@ -229,9 +237,7 @@ class _Move:
     # the two orders
 
     async def _make_before_break(self) -> None:
-        target = self._stage.launch(
-            self._wanted, self._source, Trial(self._taken_over), self._reason
-        )
+        target = self._launched(self._wanted, Trial(self._taken_over), self._reason)
         if await target.until_settled():
             self._lasting = target
             self._stop_source()
@@ -248,17 +254,21 @@ class _Move:
         await self._source.until_over()
         await self._room()
         self._step = Step.LOADING
-        target = self._stage.launch(self._wanted, self._source, Trial(self._restored), self._reason)
+        target = self._launched(self._wanted, Trial(self._restored), self._reason)
         if await target.until_settled():
             self._lasting = target
             return
         why = target.why_ended_for_good()
         self._step = Step.RETURNING
         back = Trial(self._restored, is_last=False)
-        again = self._stage.launch(self._running, self._source, back, f"not moved: {why}")
+        again = self._launched(self._running, back, f"not moved: {why}")
         self._lasting = again
         await again.until_settled()
         raise self._failed(why)
+
+    def _launched(self, plan: LaunchPlan, trial: Trial, reason: str) -> Instance:
+        key = self._launch_key if plan is self._wanted else self._source.launch_key
+        return self._stage.launch(plan, key, self._source, trial, reason)
 
     def _stop_source(self) -> None:
         self._source.stop(f"it moved: {self._reason}", Departure.MOVED, drain_s=0.0)
@@ -431,8 +441,8 @@ class _Move:
             keeps_math=plan.keeps_math,
         )
         told = (
-            f"{self._reason}: {plan.order.value}, {moved.took_s:.1f} s, {moved.streams} streams"
-            f" go on, {moved.slots} slots went along ({format_size(moved.moved_bytes)})"
+            f"{self._reason}: {plan.order.value}, {moved.took_s:.1f} s, "
+            f"{_streams_told(moved.streams)}, {_slots_told(moved.slots, moved.moved_bytes)}"
         )
         self._record(
             "migration.done",
@@ -458,6 +468,17 @@ class _Move:
         self._stage.journal.record(
             kind, model_id=self._model_id, instance_id=instance_id, reason=reason, **facts
         )
+
+
+def _streams_told(n: int) -> str:
+    return "1 stream goes on" if n == 1 else f"{n} streams go on"
+
+
+def _slots_told(n: int, n_bytes: int) -> str:
+    if not n:
+        return "no slot's cache went along"
+    slots = "the cache of 1 slot" if n == 1 else f"the caches of {n} slots"
+    return f"{slots} went along ({format_size(n_bytes)})"
 
 
 def _shared(running: LaunchPlan, wanted: LaunchPlan) -> dict[DeviceId, int]:
