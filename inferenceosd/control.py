@@ -384,7 +384,7 @@ class Control:
 
     async def _replace(self, config: Config) -> ReloadReport:
         before, parts = self._config, self._parts
-        if await self._engines_on_disk(config) != self._engines_key:
+        if config.backends != before.backends or await self._were_upgraded(config):
             await self._adopt_engines(config)
         parts.catalogue.reconfigure(
             dirs=config.model_dirs, rules=config.models, defaults=config.model_defaults
@@ -418,6 +418,10 @@ class Control:
         fleet, rules = self._parts.fleet, self._config.placement
         keys = {served.model_id: launch_key(served, rules) for served in fleet.models()}
         return concerned_models(fleet.running(), keys)
+
+    async def _were_upgraded(self, config: Config) -> bool:
+        """Whether files of llama-servers changed since they were tried."""
+        return bool(self._engines_key) and await self._engines_on_disk(config) != self._engines_key
 
     async def _engines_on_disk(self, config: Config) -> tuple[str, ...]:
         """What tells of an upgrade; as before where the disk does not answer."""
