@@ -356,11 +356,12 @@ class Fleet:
 
     def unload(self, model_id: ModelId) -> bool:
         """Drain and stop the model's instances; False where none ran."""
-        ours = self._leasing.of(model_id)
+        ours, drain_s = self._leasing.of(model_id), self._desired.settings.finish_s
+        host, reason = self._leasing.processes().host(model_id), "unload was asked for"
+        moves = self.moving.end(host, Departure.ASKED, reason=reason, drain_s=drain_s)
         for instance in ours:
-            drain_s = self._desired.settings.finish_s
-            instance.stop("unload was asked for", Departure.ASKED, drain_s=drain_s)
-        return bool(ours)
+            instance.stop(reason, Departure.ASKED, drain_s=drain_s)
+        return bool(ours) or moves
 
     def retry(self, model_id: ModelId) -> bool:
         """Forget a failed instance: the next request launches anew. False where none failed."""

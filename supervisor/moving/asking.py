@@ -12,7 +12,7 @@ from time import monotonic
 import structlog
 
 from planners.hardware import DeviceId
-from planners.instances.actions import Move, Start
+from planners.instances.actions import Departure, Move, Start
 from planners.instances.room import room_beside
 from planners.instances.taken import taken
 from planners.model import ModelId, ServedModel
@@ -88,6 +88,10 @@ class Moving:
     def why_left(self, lease: Lease) -> str | None:
         """Why the child behind a lease made way; None where it did not."""
         return self._migrations.why_left(lease)
+
+    def end(self, model_id: ModelId, departure: Departure, *, reason: str, drain_s: float) -> bool:
+        """Has a model that moves end once it is there; False where it does not move."""
+        return self._migrations.end(model_id, departure, reason=reason, drain_s=drain_s)
 
     async def by_hand(self, model_id: ModelId, told: ByHand, *, reason: str) -> Moved:
         """Moves what runs as an operator spells it out. Raises MoveFailed, BadMove, HostUnread.

@@ -140,6 +140,16 @@ class Migrations:
         """Why the child behind a lease made way; None where it did not."""
         return self._left.get(lease.socket_path)
 
+    def end(self, model_id: ModelId, departure: Departure, *, reason: str, drain_s: float) -> bool:
+        """Has whoever takes the model's place end too, once it is there. False: it does not move.
+
+        Between two launches there may be no instance that could be told.
+        """
+        move = self._moves.get(model_id)
+        if move is not None:
+            move.end(departure, reason=reason, drain_s=drain_s)
+        return move is not None
+
     async def move(
         self, source: Instance, wanted: LaunchPlan, *, launch_key: str, reason: str
     ) -> Moved:
@@ -169,6 +179,15 @@ class Migrations:
             del self._left[next(iter(self._left))]
 
 
+@dataclass(frozen=True, slots=True)
+class _EndTold:
+    """What a model was told that moves."""
+
+    departure: Departure
+    reason: str
+    drain_s: float
+
+
 class _Move:
     """One of them."""
 
@@ -195,6 +214,7 @@ class _Move:
         self._n_restored = 0
         self._is_cut = False
         self._lasting = source  # whoever runs on in the end
+        self._end_told: _EndTold | None = None
         self._saved: dict[int, tuple[SlotMove, SavedSlot]] = {}
         self._bytes = 0
 
@@ -203,6 +223,10 @@ class _Move:
         return MoveSeen(
             self._model_id, self._step, self._order, self._reason, self._began_s, self._wanted
         )
+
+    def end(self, departure: Departure, *, reason: str, drain_s: float) -> None:
+        """The model is not to stay."""
+        self._end_told = _EndTold(departure, reason, drain_s)
 
     async def go(self) -> Moved:
         """All of it. Raises MoveFailed."""
@@ -241,6 +265,7 @@ class _Move:
         if await target.until_settled():
             self._lasting = target
             self._stop_source()
+            self._end_as_told()
             return
         why = target.why_ended_for_good()
         if self._is_cut and self._source.is_serving:
@@ -253,17 +278,21 @@ class _Move:
         self._stop_source()
         await self._source.until_over()
         await self._room()
+        self._give_up_if_unwanted()
         self._step = Step.LOADING
         target = self._launched(self._wanted, Trial(self._restored), self._reason)
         if await target.until_settled():
             self._lasting = target
+            self._end_as_told()
             return
+        self._give_up_if_unwanted()
         why = target.why_ended_for_good()
         self._step = Step.RETURNING
         back = Trial(self._restored, is_last=False)
         again = self._launched(self._running, back, f"not moved: {why}")
         self._lasting = again
         await again.until_settled()
+        self._end_as_told()
         raise self._failed(why)
 
     def _launched(self, plan: LaunchPlan, trial: Trial, reason: str) -> Instance:
@@ -272,6 +301,15 @@ class _Move:
 
     def _stop_source(self) -> None:
         self._source.stop(f"it moved: {self._reason}", Departure.MOVED, drain_s=0.0)
+
+    def _give_up_if_unwanted(self) -> None:
+        """Raises MoveFailed where the model is to end, and nobody waits for the rest of a reply."""
+        if self._end_told is not None and not self._running_slots:
+            raise self._failed(self._end_told.reason)
+
+    def _end_as_told(self) -> None:
+        if (told := self._end_told) is not None:
+            self._lasting.stop(told.reason, told.departure, drain_s=told.drain_s)
 
     async def _room(self) -> None:
         """Waits until the target's room is there, as far as devices tell, for ROOM_S at most."""
