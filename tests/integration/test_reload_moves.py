@@ -109,13 +109,16 @@ def begun(daemon: StartedDaemon, threads: ThreadPoolExecutor) -> list[Stream]:
 
 
 @contextmanager
-def halted(daemon: StartedDaemon) -> Iterator[dict[str, Any]]:
-    """The instance, whose process stands still until its move has begun."""
+def halted(
+    daemon: StartedDaemon, threads: ThreadPoolExecutor
+) -> Iterator[tuple[dict[str, Any], list[Stream]]]:
+    """The instance, and streams that it has begun: it stands still until its move has begun."""
     instance = only(daemon)
     process = psutil.Process(instance["pid"])
+    streams = begun(daemon, threads)
     process.suspend()
     try:
-        yield instance
+        yield instance, streams
         give_up_s = time.monotonic() + WITHIN_S
         while not daemon.status()["migrations"]:
             assert time.monotonic() < give_up_s, daemon.log()[-3000:]
@@ -155,10 +158,10 @@ def told(daemon: StartedDaemon, kind: str, *, since: float) -> list[dict[str, An
 def test_another_context_and_other_slots_come_without_a_break(
     daemon: StartedDaemon, threads: ThreadPoolExecutor, whole: list[str], how: str
 ) -> None:
-    began, streams = time.time(), begun(daemon, threads)
+    began = time.time()
     changed = config(context=1536, slots=SLOTS + 1)
 
-    with halted(daemon) as before:
+    with halted(daemon, threads) as (before, streams):
         if how == "SIGHUP":
             write(daemon, changed)
             daemon.process.send_signal(signal.SIGHUP)
@@ -179,9 +182,9 @@ def test_another_context_and_other_slots_come_without_a_break(
 def test_other_flags_of_the_operators_own_come_with_streams_that_go_on_from_their_text(
     daemon: StartedDaemon, threads: ThreadPoolExecutor, whole: list[str]
 ) -> None:
-    began, streams = time.time(), begun(daemon, threads)
+    began = time.time()
 
-    with halted(daemon) as before:
+    with halted(daemon, threads) as (before, streams):
         named = f'[[model]]\nname = "{before["model"]}"\nflags = ["--no-warmup"]\n'
         reload(daemon, config(more=named))
 
@@ -194,9 +197,9 @@ def test_other_flags_of_the_operators_own_come_with_streams_that_go_on_from_thei
 def test_what_does_not_come_to_serve_as_wanted_serves_on_as_it_is(
     daemon: StartedDaemon, threads: ThreadPoolExecutor, whole: list[str]
 ) -> None:
-    began, streams = time.time(), begun(daemon, threads)
+    began = time.time()
 
-    with halted(daemon) as before:
+    with halted(daemon, threads) as (before, streams):
         named = f'[[model]]\nname = "{before["model"]}"\nflags = ["--no-such-flag"]\n'
         reload(daemon, config(more=named))
 
@@ -246,9 +249,9 @@ def test_another_build_of_the_engine_takes_over_with_the_streams(
     text = config(more=f'[backends.mine]\npath = "{build}/llama-server"\n')
     daemon = start(config=text, environ=ON_CPU)
     said(daemon, *PAIRS[0], tokens=1)
-    began, streams = time.time(), begun(daemon, threads)
+    began = time.time()
 
-    with halted(daemon) as before:
+    with halted(daemon, threads) as (before, streams):
         (build / "libold.so").write_bytes(b"of another build")
         reload(daemon, text)
 
@@ -260,7 +263,7 @@ def test_another_build_of_the_engine_takes_over_with_the_streams(
 
 
 def test_a_lowered_limit_of_a_device_moves_what_is_on_it_and_its_streams(
-    start: Start, threads: ThreadPoolExecutor, whole: list[str]
+    start: Start, threads: ThreadPoolExecutor
 ) -> None:
     with rpc_server() as one, rpc_server() as other:
         servers = {f"rpc:{server.address}" for server in (one, other)}
@@ -274,11 +277,9 @@ def test_a_lowered_limit_of_a_device_moves_what_is_on_it_and_its_streams(
             return config(more=f"[rpc]\nservers = [{names}]\n{limits}")
 
         daemon = start(config=limited(), environ=ON_CPU)
-        said(daemon, *PAIRS[0], tokens=1)
+        whole = alone(daemon)
         (used,) = servers & {part["device"] for part in only(daemon)["memory"]}
-        streams = begun(daemon, threads)
-
-        with halted(daemon):
+        with halted(daemon, threads) as (_, streams):
             reload(daemon, limited(**{used: 1}))
 
         assert texts(streams) == whole
