@@ -1,5 +1,6 @@
 """`inferenceosd`: options in, a running daemon or a checked configuration out."""
 
+import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -137,6 +138,7 @@ def _check(settings: "Config") -> None:
     from inferenceosd.door.lock import check_lock
     from inferenceosd.settings.error import ConfigError
 
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # who ends a check is not told that all is right
     try:
         check_lock(settings, is_local=is_local(settings.listen))
     except ConfigError as exc:

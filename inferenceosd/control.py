@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TypeVar
@@ -19,7 +20,7 @@ from inferenceosd.door.listening import is_local
 from inferenceosd.door.lock import DoorLock, check_lock
 from inferenceosd.edits import until_written
 from inferenceosd.logs import configure_logging
-from inferenceosd.settings.changes import changed_settings, drained_models, needs_restart
+from inferenceosd.settings.changes import changed_settings, concerned_models, needs_restart
 from inferenceosd.settings.config import Config
 from inferenceosd.settings.error import ConfigError
 from planners.backends import Engine, RejectedEngine
@@ -40,10 +41,11 @@ from proxy.admin.status import DaemonReport, LockReport, StatusReport, status_re
 from proxy.errors import BadRequest, UnknownModel
 from proxy.telemetry.metrics import Metrics
 from supervisor.desired import Desired
-from supervisor.engines.backends import find_engines
+from supervisor.engines.backends import engines_key, find_engines
 from supervisor.fleet import Fleet
 from supervisor.models.catalogue import Catalogue
 from supervisor.moving.pressure_watch import NoSuchPlace, Yielded
+from supervisor.patience import NoAnswer, PatientReader
 from supervisor.probe import HardwareProbe
 from supervisor.records.follower import Follower
 from supervisor.records.journal import Event
@@ -54,6 +56,7 @@ from supervisor.store.names import StoreName
 from supervisor.store.progress import Progress
 
 LOOK_S = 2.0  # cadence of looking whether keys or certificate changed
+ENGINES_S = 2.0  # to look whether a llama-server was replaced: a few stat calls
 SIGN_OF_LIFE_S = 5.0  # cadence of a stream on which nothing happens
 
 T = TypeVar("T")
@@ -90,6 +93,7 @@ class Control:
         self._listen = ", ".join(listen)
         self._started_at = time.time()
         self._engines: tuple[Engine, ...] | None = None
+        self._engines_key: tuple[str, ...] = ()
         self._rejected: tuple[RejectedEngine, ...] = ()
         self._changing = asyncio.Lock()
 
@@ -380,7 +384,7 @@ class Control:
 
     async def _replace(self, config: Config) -> ReloadReport:
         before, parts = self._config, self._parts
-        if config.backends != before.backends:
+        if config.backends != before.backends or await self._were_upgraded(config):
             await self._adopt_engines(config)
         parts.catalogue.reconfigure(
             dirs=config.model_dirs, rules=config.models, defaults=config.model_defaults
@@ -392,7 +396,7 @@ class Control:
         parts.lock.read_again()
         self._apply(config)
         report = ReloadReport(
-            changed=(*changed_settings(before, config), *self._drained()),
+            changed=(*changed_settings(before, config), *self._concerned()),
             needs_restart=needs_restart(self._at_start, config),
         )
         log.info("config.reloaded", changed=report.changed, needs_restart=report.needs_restart)
@@ -410,12 +414,26 @@ class Control:
         settings = replace(config.fleet, callers=callers)
         return Desired(self._engines, config.placement, settings)
 
-    def _drained(self) -> tuple[str, ...]:
+    def _concerned(self) -> tuple[str, ...]:
         fleet, rules = self._parts.fleet, self._config.placement
         keys = {served.model_id: launch_key(served, rules) for served in fleet.models()}
-        return drained_models(fleet.running(), keys)
+        return concerned_models(fleet.running(), keys)
+
+    async def _were_upgraded(self, config: Config) -> bool:
+        """Whether files of llama-servers changed since they were tried."""
+        return bool(self._engines_key) and await self._engines_on_disk(config) != self._engines_key
+
+    async def _engines_on_disk(self, config: Config) -> tuple[str, ...]:
+        """What tells of an upgrade; as before where the disk does not answer."""
+        state_dir = Path(self._at_start.state_dir)
+        look = partial(engines_key, config.backends, state_dir)
+        try:
+            return await PatientReader("engines", look, limit_s=ENGINES_S).read()
+        except NoAnswer:
+            return self._engines_key
 
     async def _adopt_engines(self, config: Config) -> None:
+        self._engines_key = await self._engines_on_disk(config)
         engines, rejected = await find_engines(
             configured=config.backends, state_dir=Path(self._at_start.state_dir)
         )

@@ -46,6 +46,7 @@ from inferenceosd.platform_folders import own_model_dir, own_store_dir
 from inferenceosd.service_manager import ServiceManager
 from inferenceosd.settings.config import Config
 from inferenceosd.settings.error import ConfigError
+from inferenceosd.start import came_early
 from inferenceosd.state_lock import CannotLock, StateLocked, locked
 from inferenceosd.traces import open_traces
 from planners.model import ModelId
@@ -80,6 +81,7 @@ FOLLOWERS_S = 2.0  # for those who follow events to read the last ones
 MOST_STOPPING_S = 15.0  # of a child, once its drain is over
 YOUNG_OBJECTS = 5_000  # until the collector looks at them; Python's 700 are ten requests
 STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (*STOPPING_SIGNALS, signal.SIGHUP)
 CANNOT_START = (CannotListen, CannotLock, CannotUseFolder, StateLocked, TooFewDescriptors)
 OPERATORS = Patience(stall_s=24 * 3600.0)  # may leave `inferenceosctl logs -f` in a pager
 
@@ -115,7 +117,7 @@ def run(config: Config, *, reload: Callable[[], Config]) -> int:
             return 2
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_Daemon(config, doors, ground, manager, reload, held).serve())
-        for number in STOPPING_SIGNALS:
+        for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # it ends: what was held back would kill it
     return 0
 
@@ -207,7 +209,7 @@ class _Daemon:
         try:
             await self._serve()
         finally:  # the loop's own handlers end with it, a moment before the process
-            signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING_SIGNALS)
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
     async def _serve(self) -> None:
         config = self._config
@@ -404,6 +406,8 @@ class _Daemon:
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
+        if came_early(signal.SIGHUP):  # what was read then may be older than what it is about
+            self._reload.set()
         for number in STOPPING_SIGNALS:
             loop.add_signal_handler(number, self._asked_to_stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)

@@ -5,6 +5,7 @@ LOADING | READY ─ exit, no progress, hung → BACKOFF ─ retry_at_s → LOADI
 BACKOFF ─ too many strikes → FAILED ─ cooldown over, and a caller or a pin → LOADING, on trial
 FAILED ─ changed file or settings, or retry → (gone)
 LOADING ─ stop → STOPPING;  BACKOFF | FAILED ─ stop, or no longer wanted → (gone)
+READY ─ wanted otherwise, and in use → moved to another launch (planners.moving.changes)
 """
 
 import hashlib
@@ -15,7 +16,7 @@ from itertools import combinations
 
 from planners.durations import format_duration
 from planners.hardware import HOST, DeviceId
-from planners.instances.actions import Action, Refuse, Restart, Start, Stop, Yield
+from planners.instances.actions import Action, Move, Refuse, Restart, Start, Stop, Yield
 from planners.instances.groups import conflict
 from planners.instances.last_rung import has_just_died_of, least_plan, on_rungs, with_cause
 from planners.instances.restart import tries_by_itself
@@ -33,6 +34,7 @@ from planners.instances.room import (
 )
 from planners.instances.taken import Taken, taken
 from planners.model import ModelId, ServedModel
+from planners.moving.changes import departures, in_use, replaced_engine
 from planners.plan import LaunchPlan, Shortfall
 from planners.settings import PlacementRules
 from planners.view import RELEASING, InstanceState, Observed, View
@@ -76,7 +78,7 @@ def reconcile(view: View, *, now_s: float) -> tuple[Action, ...]:
 
     Raises PlanBug.
     """
-    stops: tuple[Stop | Refuse, ...] = (*_stops(view, now_s=now_s), *_in_vain(view))
+    stops: tuple[Stop | Move | Refuse, ...] = (*_stops(view, now_s=now_s), *_in_vain(view))
     if view.engines is None:
         return stops
     view = _after(view, stops)
@@ -106,46 +108,72 @@ def _gone(model_id: ModelId, broken: str | None) -> Refuse:
 def _after(view: View, actions: Iterable[Action]) -> View:
     """The view with those that are told to stop as good as draining."""
     leaving = {a.instance_id for a in actions if isinstance(a, Stop | Yield)}
+    moving = {a.instance_id for a in actions if isinstance(a, Move)}
     instances = tuple(
         replace(seen, state=InstanceState.DRAINING) if seen.instance_id in leaving else seen
         for seen in view.instances
     )
-    return replace(view, instances=instances)
+    moved = {seen.model_id for seen in instances if seen.instance_id in moving}
+    return replace(view, instances=instances, moving=view.moving | moved)
 
 
 def awaits_launch(view: View, *, now_s: float) -> bool:
     """Whether a launch, or its refusal, has to be thought about; quickly told."""
     if view.engines is None:
         return False
-    return bool(_due(view, now_s=now_s)) or any(d.context for d in view.demand.values())
+    if _due(view, now_s=now_s) or any(d.context for d in view.demand.values()):
+        return True
+    ready = (seen for seen in view.instances if seen.state is InstanceState.READY)
+    return any(in_use(seen) and _why_otherwise(view, seen) for seen in ready)
 
 
-def _stops(view: View, *, now_s: float) -> Iterator[Stop]:
+def _stops(view: View, *, now_s: float) -> Iterator[Stop | Move]:
     for seen in view.instances:
         if seen.state in RELEASING or seen.model_id in view.moving:
             continue
-        if reason := _why_unwanted(view, seen):
+        if reason := _why_not_at_all(view, seen):
             yield Stop(seen.instance_id, reason)
+        elif reason := _why_otherwise(view, seen):
+            served = view.models[seen.model_id]
+            key = launch_key(served, view.rules)
+            yield from departures(view, seen, served, key=key, reason=reason, now_s=now_s)
         elif reason := _why_unused(view, seen, now_s=now_s):
             yield Stop(seen.instance_id, reason, is_unused=True)
 
 
 def why_stop(view: View, seen: Observed, *, now_s: float) -> str | None:
     """Why a running instance is to end on its own account; None where it is not."""
-    return _why_unwanted(view, seen) or _why_unused(view, seen, now_s=now_s)
+    unwanted = _why_not_at_all(view, seen) or _why_otherwise(view, seen)
+    return unwanted or _why_unused(view, seen, now_s=now_s)
 
 
-def _why_unwanted(view: View, seen: Observed) -> str | None:
-    """By what the operator wants now."""
+def why_moved(view: View, seen: Observed) -> str | None:
+    """Why a running instance is to make way for another launch of its model; None: it is not."""
+    return None if _why_not_at_all(view, seen) else _why_otherwise(view, seen)
+
+
+def _why_not_at_all(view: View, seen: Observed) -> str | None:
+    """Why the operator wants none of it now, or not beside what else runs."""
     served = view.models.get(seen.model_id)
     if served is None:
         broken = view.broken.get(seen.model_id)
         return "the model is no longer offered" + (f"; its file: {broken}" if broken else "")
-    if launch_key(served, view.rules) != seen.launch_key:
-        return "its file or its settings changed"
+    return None if served.settings.pin or seen.waiting else rival_that_stays(view, seen)
+
+
+def _why_otherwise(view: View, seen: Observed) -> str | None:
+    """Why the operator wants another launch of it."""
+    served = view.models.get(seen.model_id)
+    if served is None:
+        return None
     if (rule := _broken_rule(view, seen.plan)) is not None:
         return rule
-    return None if served.settings.pin or seen.waiting else rival_that_stays(view, seen)
+    key = launch_key(served, view.rules)
+    if view.unmoved.get(seen.model_id) == key:
+        return None  # that launch did not come to serve, and this one does
+    if key != seen.launch_key:
+        return "its file or its settings changed"
+    return replaced_engine(view, seen.plan)
 
 
 def _why_unused(view: View, seen: Observed, *, now_s: float) -> str | None:

@@ -139,6 +139,10 @@ class View:
     """Models whose planning failed by a bug of ours, and the sentence: not planned for now."""
     moving: frozenset[ModelId] = frozenset()
     """Models that make way for another launch of their own: left alone until that is over."""
+    resting: frozenset[ModelId] = frozenset()
+    """Models that have only just moved to a launch that was wanted: not moved so again yet."""
+    unmoved: Mapping[ModelId, str] = field(default_factory=dict)
+    """Launch keys of running models whose launch as wanted did not come to serve."""
     told: Mapping[ModelId, str] = field(default_factory=dict)
     """Launch keys of pinned models that cannot be launched, which was told with nobody waiting."""
     broken: Mapping[ModelId, str] = field(default_factory=dict)

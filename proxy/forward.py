@@ -16,7 +16,7 @@ from functools import partial
 from random import getrandbits
 from time import monotonic
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import msgspec
 
@@ -69,6 +69,29 @@ class _Counted(msgspec.Struct):
 _COUNTED = msgspec.json.Decoder(_Counted)
 
 Hear = Callable[[Lease, UpstreamResponse], Awaitable[object]]
+
+
+class Turn(Protocol):
+    """A lease and what is asked under it; where its child is lost, the next one's."""
+
+    @property
+    def lease(self) -> Lease:
+        """Of the child that answers now."""
+
+    async def further(self, order: Order) -> UpstreamResponse:
+        """The stream of one more request; what of it is lost, the next child writes.
+
+        Raises UpstreamError, LeaseError.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Hears a reply that is made of those to several requests, one after the other."""
+
+    hear: Callable[[Turn, UpstreamResponse], Awaitable[object]]
+
+
 Check = Callable[[Lease], Awaitable[Order | None]]
 """Refuses, or gives what to send instead, where that depends on the lease."""
 
@@ -80,7 +103,7 @@ async def converse(
     *,
     model: ServedModel,
     keep_alive_s: float | None,
-    hear: Hear,
+    hear: Hear | Several,
     context: int | None = None,
     check: Check | None = None,
     streams: bool = False,
@@ -115,7 +138,11 @@ async def converse(
                     check_text(order.body, model=model.model_id, n_ctx=lease.context)
                 door.crashers.check(lease, order.target, order.body, now_s=monotonic())
                 changed = None if check is None else await check(lease)
-                await hear(lease, await turn.reply(changed or order, streams=streams))
+                response = await turn.reply(changed or order, streams=streams)
+                if isinstance(hear, Several):
+                    await hear.hear(turn, response)
+                else:
+                    await hear(lease, response)
                 door.service.answered(turn.lease)
                 return
             except UpstreamGone as exc:
@@ -211,7 +238,23 @@ class _Turn:
         self._order = order = _seeded(order)
         return Lasting(await self._response(order), Kind(order.target), self)
 
+    async def further(self, order: Order) -> UpstreamResponse:
+        """The stream of one more request, of the next child where this one is gone by now."""
+        while True:
+            try:
+                return await self.reply(order, streams=True)
+            except UpstreamGone as exc:
+                if not self.is_due:
+                    raise
+                loss = exc
+            try:
+                await self.take()
+            except UpstreamGone as exc:
+                raise self.lost(loss, str(exc)) from exc
+
     async def _response(self, order: Order) -> UpstreamResponse:
+        if self._request is not None:
+            self._request.close()
         self._request = _sent(self._door, self._exchange, order, self.lease)
         return await self._request.open()
 

@@ -16,7 +16,17 @@ import structlog
 
 from planners.backends import Engine
 from planners.hardware import HardwareProfile
-from planners.instances.actions import Action, Allow, Departure, Refuse, Restart, Start, Stop, Yield
+from planners.instances.actions import (
+    Action,
+    Allow,
+    Departure,
+    Move,
+    Refuse,
+    Restart,
+    Start,
+    Stop,
+    Yield,
+)
 from planners.lessons.learning import learned_reasons
 from planners.lessons.usage import Usage
 from planners.model import BrokenFile, ModelId, ServedModel
@@ -346,11 +356,12 @@ class Fleet:
 
     def unload(self, model_id: ModelId) -> bool:
         """Drain and stop the model's instances; False where none ran."""
-        ours = self._leasing.of(model_id)
+        ours, drain_s = self._leasing.of(model_id), self._desired.settings.finish_s
+        host, reason = self._leasing.processes().host(model_id), "unload was asked for"
+        moves = self.moving.end(host, Departure.ASKED, reason=reason, drain_s=drain_s)
         for instance in ours:
-            drain_s = self._desired.settings.finish_s
-            instance.stop("unload was asked for", Departure.ASKED, drain_s=drain_s)
-        return bool(ours)
+            instance.stop(reason, Departure.ASKED, drain_s=drain_s)
+        return bool(ours) or moves
 
     def retry(self, model_id: ModelId) -> bool:
         """Forget a failed instance: the next request launches anew. False where none failed."""
@@ -432,6 +443,8 @@ class Fleet:
             told=dict(self._told),
             broken=self._catalogue.why_broken(gone) if gone else {},
             moving=self.moving.models,
+            resting=self.moving.resting(now_s),
+            unmoved=dict(self.moving.unmoved),
         )
 
     def _wanted_contexts(self) -> dict[ModelId, int]:
@@ -462,6 +475,8 @@ class Fleet:
                 instance = self._instances[instance_id]
                 self._yielded_s[instance.model_id] = monotonic()
                 instance.stop(reason, action.departure, drain_s=LONGEST_REPLY_S)
+            case Move(instance_id):
+                self.moving.begin(self._instances[instance_id], action)
             case Allow(instance_id, context, reason):
                 self._allow(self._instances[instance_id], context, reason)
             case Refuse():
@@ -483,6 +498,7 @@ class Fleet:
         *,
         keep_alive_s: float,
         trial: Trial | None = None,
+        engine: Engine | None = None,
     ) -> Instance:
         self._launched += 1
         plan = start.plan
@@ -491,7 +507,7 @@ class Fleet:
         instance = Instance(
             instance_id,
             plan=plan,
-            engine=self._engine(plan),
+            engine=engine or self._engine(plan),
             launch_key=start.launch_key,
             keep_alive_s=keep_alive_s,
             shop=self._shop,
@@ -562,5 +578,7 @@ class Fleet:
 
     def _forget_keep_alive(self, model_id: ModelId) -> None:
         """What callers wished for ends with the instance, unless somebody already waits anew."""
+        if not self._leasing.of(model_id):
+            self.moving.forget(model_id)
         if not self._leasing.of(model_id) and not self._book.waiting(model_id):
             self._leasing.wishes.forget_keep_alive(model_id)

@@ -114,7 +114,9 @@ class Instance:
         self.keep_alive_s = keep_alive_s
         self.serves_context = 0
         """Tokens that callers may ask for though the plan has fewer; 0 where it has them."""
-        self._plan, self._engine, self._launch_key = plan, engine, launch_key
+        self.launch_key = launch_key
+        """What it was planned from, or what since then came to the same launch."""
+        self._plan, self._engine = plan, engine
         self._shop, self._child_log = shop, child_log
         self._state = InstanceState.LOADING
         self._launch: Launch | None = None
@@ -178,9 +180,9 @@ class Instance:
         return self._plan
 
     @property
-    def launch_key(self) -> str:
-        """What it was planned from."""
-        return self._launch_key
+    def engine(self) -> Engine:
+        """That runs its children, be it still there or not."""
+        return self._engine
 
     @property
     def socket_path(self) -> str:
@@ -202,6 +204,10 @@ class Instance:
         """Whether its child is there, ready, and to stay."""
         is_ready = self._state is InstanceState.READY
         return is_ready and self._launch is not None and self._launch.pid is not None
+
+    def grown_bytes(self) -> int:
+        """By how much its present child's memory grew since it was loaded."""
+        return self._launch.grown_bytes() if self._launch else 0
 
     def reopen(self, heirs: tuple[Heir, ...]) -> None:
         """Grant slots again, to these callers first: nobody took its place after all."""
@@ -285,7 +291,7 @@ class Instance:
             model_id=self.model_id,
             state=self._state,
             plan=self._plan,
-            launch_key=self._launch_key,
+            launch_key=self.launch_key,
             pid=launch.pid if launch else None,
             running=book.running(self.instance_id),
             waiting=book.waiting(self.model_id),

@@ -5,8 +5,9 @@ from dataclasses import fields
 
 from inferenceosd.settings.config import Config
 from planners.model import ModelId
+from planners.moving.changes import in_use
 from planners.settings import FleetSettings
-from planners.view import Observed
+from planners.view import InstanceState, Observed
 
 _SECTIONS = {
     "max_body_bytes": "server.max_body",
@@ -62,19 +63,23 @@ def needs_restart(before: Config, after: Config) -> tuple[str, ...]:
     )
 
 
-def drained_models(
+def concerned_models(
     running: Iterable[Observed], launch_keys: Mapping[ModelId, str]
 ) -> tuple[str, ...]:
-    """Which instances stop because of what is wanted now, by model, a sentence each."""
-    after = {
-        True: "then starts anew: at once if pinned, else on its next request",
-        False: "then is gone",
-    }
+    """What becomes of instances because of what is wanted now, by model, a sentence each."""
     return tuple(
-        f"{seen.model_id} is drained, {after[seen.model_id in launch_keys]}"
+        f"{seen.model_id} {_what_becomes(seen, is_offered=seen.model_id in launch_keys)}"
         for seen in running
         if launch_keys.get(seen.model_id) != seen.launch_key
     )
+
+
+def _what_becomes(seen: Observed, *, is_offered: bool) -> str:
+    if not is_offered:
+        return "is drained, then is gone"
+    if seen.state is InstanceState.READY and in_use(seen):
+        return "moves to a launch as it is wanted now; its streams go on"
+    return "is stopped, and starts anew: at once if pinned, else on its next request"
 
 
 def _changed_fleet(before: FleetSettings, after: FleetSettings) -> Iterator[str]:

@@ -108,4 +108,17 @@ class Refuse:
     """Of the process whose end is the reason."""
 
 
-Action = Start | Restart | Stop | Yield | Allow | Refuse
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Have another launch take an instance's place, its streams and conversations with it.
+
+    Where its plan is the running one, what is wanted changed, and the launch does not.
+    """
+
+    instance_id: InstanceId
+    plan: LaunchPlan
+    launch_key: str
+    reason: str
+
+
+Action = Start | Restart | Stop | Yield | Move | Allow | Refuse

@@ -5,10 +5,10 @@ An action that is dropped costs nothing: the next look decides anew.
 
 from collections.abc import Sequence
 
-from planners.instances.actions import Action, Allow, Refuse, Restart, Start, Stop, Yield
+from planners.instances.actions import Action, Allow, Move, Refuse, Restart, Start, Stop, Yield
 from planners.model import ModelId
 from planners.plan import InstanceId, LaunchPlan
-from planners.reconcile import launch_key, wanted, why_stop
+from planners.reconcile import launch_key, wanted, why_moved, why_stop
 from planners.view import InstanceState, View
 from planners.waiting.turns import evictable, is_pinned
 
@@ -64,6 +64,8 @@ class _Present:
                 if seen is None or seen.state is not InstanceState.READY:
                     return False
                 return not is_pinned(self._view, seen) and room_for in self._wanted
+            case Move():
+                return self._may_move(action)
             case Allow(instance_id):
                 return self._lacks_context(instance_id)
             case Refuse(model_id):
@@ -78,6 +80,15 @@ class _Present:
         if stop.room_for is not None:
             return stop.instance_id in self._evictable and stop.room_for in self._wanted
         return why_stop(self._view, seen, now_s=self._now_s) is not None
+
+    def _may_move(self, move: Move) -> bool:
+        seen = self._instances.get(move.instance_id)
+        if seen is None or seen.state is not InstanceState.READY:
+            return False
+        is_left_alone = seen.model_id in self._view.moving
+        is_as_decided = self._key(seen.model_id, self._view) == move.launch_key
+        is_wanted = is_as_decided and why_moved(self._view, seen) is not None
+        return is_wanted and not is_left_alone and self._has_devices(move.plan)
 
     def _lacks_context(self, instance_id: InstanceId) -> bool:
         """Whether callers of a ready instance still wait for another context than it has."""

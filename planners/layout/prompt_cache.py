@@ -32,9 +32,19 @@ def prompt_cache(info: ModelInfo, shape: LaunchShape, *, spare_bytes: int) -> Pr
     each = checkpoint_bytes(info, shape) * shape.n_parallel
     count = min(MOST_CHECKPOINTS, max(0, spare_bytes // CHECKPOINT_SHARE) // each) if each else 0
     # The limit is enforced after a save: the peak is one slot's whole state above it.
-    one_state = (kv_cache_bytes(info, shape) + state_bytes(info, shape)) // shape.n_parallel
+    one_state = _state_bytes(info, shape)
     room = min(MOST_BYTES, KEPT_STATES * one_state, spare_bytes // CACHE_SHARE - one_state)
     if room < MIB:
         return PromptCache(0, count, count * each)
     cache_ram_mib = room // MIB
     return PromptCache(cache_ram_mib, count, count * each + cache_ram_mib * MIB + one_state)
+
+
+def saved_prompts_bytes(info: ModelInfo, shape: LaunchShape, cache_ram_mib: int) -> int:
+    """What saved prompts take at most, of a child with such a bound."""
+    return cache_ram_mib * MIB + _state_bytes(info, shape) if cache_ram_mib else 0
+
+
+def _state_bytes(info: ModelInfo, shape: LaunchShape) -> int:
+    """Of one slot, whole."""
+    return (kv_cache_bytes(info, shape) + state_bytes(info, shape)) // shape.n_parallel

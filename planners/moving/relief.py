@@ -11,6 +11,8 @@ from planners.errors import PlanError, blamed_on
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.instances.taken import taken
 from planners.layout.budget import freed
+from planners.layout.prompt_cache import saved_prompts_bytes
+from planners.moving.migration import shape_of
 from planners.plan import InstanceId, LaunchPlan
 from planners.pressure import Kind, Option, Rise
 from planners.settings import PlacementRules
@@ -19,6 +21,9 @@ from planners.view import InstanceState, Observed, View
 from planners.waiting.turns import evictable
 
 LEAST_GAIN = 0.1  # tokens/s
+LEAST_CACHE_BYTES = 64 << 20  # of saved prompts: for fewer no launch is worth its while
+LEAST_CONTEXT = 4096  # that an automatic context shrinks to, as placement leaves no less by itself
+SHRINKS = (2, 4, 8)  # parts of the context that are tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +75,19 @@ def limited(hardware: HardwareProfile, limits: Mapping[DeviceId, int]) -> Hardwa
     return replace(hardware, host=host, devices=devices)
 
 
-def ways(view: View, missing: Mapping[DeviceId, int], *, now_s: float) -> list[Way]:
-    """What each ready instance could do for the places that are short of `missing` bytes."""
-    idle = {seen.instance_id for seen in evictable(view, now_s=now_s, lingering=True)}
+def ways(
+    view: View,
+    missing: Mapping[DeviceId, int],
+    *,
+    now_s: float,
+    caches: Mapping[InstanceId, int] | None = None,
+) -> list[Way]:
+    """What each ready instance could do for the places that are short of `missing` bytes.
+
+    `caches`: what saved prompts really take of the host, by instance, where they are counted; else
+    as much counts as they may.
+    """
+    evicted = {seen.instance_id for seen in evictable(view, now_s=now_s, lingering=True)}
     found: list[Way] = []
     for seen in view.instances:
         mine = ours_bytes(view.hardware, (seen,))
@@ -80,24 +95,105 @@ def ways(view: View, missing: Mapping[DeviceId, int], *, now_s: float) -> list[W
             continue
         if not any(mine[place] for place in missing):
             continue
-        if seen.instance_id in idle:
+        if seen.idle_since_s is not None and not seen.waiting and HOST in missing:
+            found += _without_prompts(view, seen, caches)
+        if seen.instance_id in evicted:
             option = Option(Kind.UNLOAD, key_of(seen), mine, last_used_s=seen.last_used_s)
             found.append(Way(option, seen, None))
         if (plan := lesser_plan(view, seen, missing)) is not None:
-            found.append(_move(seen, plan))
+            found += _moves(view, seen, plan, missing, caches)
+        if seen.idle_since_s is not None and not seen.waiting:
+            found += _shrunk(view, seen, missing, caches)
     return found
 
 
-def _move(seen: Observed, plan: LaunchPlan) -> Way:
+def _without_prompts(
+    view: View, seen: Observed, caches: Mapping[InstanceId, int] | None
+) -> list[Way]:
+    """The same launch with no saved prompts: llama-server lets go of them in no other way."""
+    served, plan = view.models.get(seen.model_id), seen.plan
+    if served is None or not plan.cache_ram_mib:
+        return []
+    most = saved_prompts_bytes(served.info, shape_of(plan), plan.cache_ram_mib)
+    frees = most if caches is None else min(most, caches.get(seen.instance_id, 0))
+    if frees < LEAST_CACHE_BYTES:
+        return []
+    predicted = tuple(
+        replace(part, overhead_bytes=max(0, part.overhead_bytes - most))
+        if part.device_id == HOST
+        else part
+        for part in plan.predicted
+    )
+    option = Option(Kind.DROP_CACHE, key_of(seen), {HOST: frees}, last_used_s=seen.last_used_s)
+    return [Way(option, seen, replace(plan, cache_ram_mib=0, predicted=predicted))]
+
+
+def _shrunk(
+    view: View,
+    seen: Observed,
+    missing: Mapping[DeviceId, int],
+    caches: Mapping[InstanceId, int] | None,
+) -> list[Way]:
+    """With less context, where nobody named one: the most of it that is enough, else the least."""
+    served, plan = view.models.get(seen.model_id), seen.plan
+    if served is None or plan.embedding or served.settings.context or view.rules.context:
+        return []
+    floor = max(LEAST_CONTEXT, view.contexts.get(seen.model_id, 0))
+    best: list[Way] = []
+    for part in SHRINKS:
+        if (context := plan.context // part) < floor:
+            break
+        found = _placed(view, seen, view.hardware, context=context)
+        if found is None or found.context >= plan.context:
+            continue
+        less = _really_less(view, seen, found, caches)
+        if not any(less.get(place, 0) > 0 for place in missing):
+            continue
+        option = Option(Kind.SHRINK, key_of(seen), less, last_used_s=seen.last_used_s)
+        best = [Way(option, seen, found)]
+        if all(less.get(place, 0) >= n_bytes for place, n_bytes in missing.items()):
+            break
+    return best
+
+
+def _moves(
+    view: View,
+    seen: Observed,
+    plan: LaunchPlan,
+    missing: Mapping[DeviceId, int],
+    caches: Mapping[InstanceId, int] | None,
+) -> list[Way]:
+    frees = _really_less(view, seen, plan, caches)
+    if not any(frees.get(place, 0) > 0 for place in missing):
+        return []
     option = Option(
         Kind.MIGRATE,
         key_of(seen),
-        _less(seen.plan, plan),
+        frees,
         cost_tokens_per_s=_rate(seen.plan) - _rate(plan),
         is_idle=seen.idle_since_s is not None,
         last_used_s=seen.last_used_s,
     )
-    return Way(option, seen, plan)
+    return [Way(option, seen, plan)]
+
+
+def _really_less(
+    view: View, seen: Observed, after: LaunchPlan, caches: Mapping[InstanceId, int] | None
+) -> dict[DeviceId, int]:
+    """Bytes by which `after` takes less, by place: room for prompts that were never saved is no
+    memory that anybody gets.
+    """
+    less = _less(seen.plan, after)
+    served = view.models.get(seen.model_id)
+    if caches is None or served is None:
+        return less
+    held = caches.get(seen.instance_id, 0)
+    most = [
+        saved_prompts_bytes(served.info, shape_of(plan), plan.cache_ram_mib)
+        for plan in (seen.plan, after)
+    ]
+    promised, freed_bytes = most[0] - most[1], min(held, most[0]) - min(held, most[1])
+    return {**less, HOST: less.get(HOST, 0) - promised + freed_bytes}
 
 
 def lesser_plan(view: View, seen: Observed, missing: Mapping[DeviceId, int]) -> LaunchPlan | None:
@@ -105,7 +201,7 @@ def lesser_plan(view: View, seen: Observed, missing: Mapping[DeviceId, int]) -> 
     ours = ours_bytes(view.hardware, view.instances)
     limits = {place: max(0, ours[place] - n_bytes) for place, n_bytes in missing.items()}
     hardware = limited(view.hardware, limits)
-    found = _placed(view, seen, hardware, is_as_now=True)
+    found = _placed(view, seen, hardware, context=seen.plan.context)
     if found is None or found.digest == seen.plan.digest:
         return None
     less = _less(seen.plan, found)
@@ -117,7 +213,7 @@ def rise(view: View, seen: Observed) -> tuple[Rise, LaunchPlan] | None:
 
     What placement prefers is a gain, also where predicted rates hardly tell the two apart.
     """
-    found = _placed(view, seen, view.hardware, is_as_now=False)
+    found = _placed(view, seen, view.hardware, context=None)
     if found is None or found.digest == seen.plan.digest:
         return None
     gain = max(_rate(found) - _rate(seen.plan), LEAST_GAIN)
@@ -127,10 +223,10 @@ def rise(view: View, seen: Observed) -> tuple[Rise, LaunchPlan] | None:
 
 
 def _placed(
-    view: View, seen: Observed, hardware: HardwareProfile, *, is_as_now: bool
+    view: View, seen: Observed, hardware: HardwareProfile, *, context: int | None
 ) -> LaunchPlan | None:
-    """Its model placed anew, as if it did not run: with the context, slots and cache types it has,
-    so that what runs can go along.
+    """Its model placed anew, as if it did not run: with the slots and cache types it has, so that
+    what runs can go along. `context`: None is what its model would have now.
     """
     from planners.placement import plan_launch  # late: a daemon starts sooner without it
 
@@ -141,8 +237,8 @@ def _placed(
     theirs, own = taken(view.hardware, others), taken(view.hardware, (seen,))
     rules: PlacementRules = replace(view.rules, type_k=seen.plan.type_k, type_v=seen.plan.type_v)
     settings = replace(served.settings, parallel=seen.plan.n_parallel)
-    if is_as_now:
-        settings = replace(settings, context=seen.plan.context)
+    if context is not None:
+        settings = replace(settings, context=context)
     try:
         with blamed_on(seen.model_id):
             answer = plan_launch(

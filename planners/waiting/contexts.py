@@ -19,7 +19,7 @@ def regrown(view: View, *, now_s: float) -> Iterator[Stop | Yield | Allow]:
         demand = view.demand.get(seen.model_id)
         if seen.state is not InstanceState.READY or demand is None or not demand.context:
             continue
-        if seen.model_id in view.unplannable:
+        if seen.model_id in view.unplannable or seen.model_id in view.moving:
             continue
         follows = view.settings.context_policy is ContextPolicy.CLIENT
         if follows and seen.running and not is_turn_over(view, seen, now_s=now_s):

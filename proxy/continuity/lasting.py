@@ -1,7 +1,8 @@
 """A stream that outlives its child: who reads it reads one, whoever wrote which part of it.
 
     child ─ lost ─ another one's lease ─ way_on ─ sent ─ spliced → the rest, or lost again
-                   │                             └ came out otherwise, unseen → way_on, once more
+                   │                   └── came out otherwise, or its text in other tokens, unseen:
+                   │                       way_on, once more
                    └ nobody is to follow, or no way ─ the loss, raised
 What was read here counts as delivered. It knows neither dialects nor models.
 """
@@ -23,6 +24,7 @@ from proxy.continuity.continuation import (
     Impossible,
     Replay,
     Resend,
+    Way,
     asked_by,
     way_on,
     written,
@@ -30,6 +32,8 @@ from proxy.continuity.continuation import (
 from proxy.continuity.delivered import Delivered, Kind, Told, Unreadable, told_by
 from proxy.continuity.splice import Diverged, Splice, ending
 from proxy.errors import UpstreamGone
+
+ONE_AGAIN = 1  # the last token of a prompt is computed anew whatever is cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +142,21 @@ class Lasting(UpstreamResponse):
             raise _NoWay("its request is of another shape")
         is_alike = await self._successor.take()
         n_sent = await self._sent_tokens(asked, told)
-        for keeps_math in (True, False) if is_alike else (False,):
+        *attempts, last = _attempts(is_alike=is_alike, is_restored=self._successor.is_restored)
+        for keeps_math, is_restored in (*attempts, last):
             has_more = False
+            way = way_on(
+                asked, told, keeps_math=keeps_math, is_restored=is_restored, sent_tokens=n_sent
+            )
             try:
-                async for events in self._by_a_way(asked, told, n_sent, keeps_math=keeps_math):
+                is_exact = keeps_math and is_restored
+                async for events in self._by_a_way(way, asked, told, n_sent, is_exact=is_exact):
                     has_more = True
                     yield events
                 return
             except Diverged:
                 # As a prompt that was found cached rounds otherwise. The caller saw none of it.
-                if has_more or not keeps_math:
+                if has_more or (keeps_math, is_restored) == last:
                     raise
 
     async def _sent_tokens(self, asked: Asked, told: Told) -> int:
@@ -157,15 +166,8 @@ class Lasting(UpstreamResponse):
         return await self._successor.n_tokens(text) if text else 0
 
     async def _by_a_way(
-        self, asked: Asked, told: Told, n_sent: int, *, keeps_math: bool
+        self, way: Way, asked: Asked, told: Told, n_sent: int, *, is_exact: bool
     ) -> AsyncIterator[bytes]:
-        way = way_on(
-            asked,
-            told,
-            keeps_math=keeps_math,
-            is_restored=self._successor.is_restored,
-            sent_tokens=n_sent,
-        )
         match way:
             case Impossible():
                 raise _NoWay(way.reason)
@@ -174,11 +176,11 @@ class Lasting(UpstreamResponse):
                 wants_usage = _wants_usage(asked)
                 yield _framed(ending(way, told, prompt=told.prompt, wants_usage=wants_usage))
             case Resend() | Replay() | Continue():
-                async for events in self._spliced(way, told, n_sent):
+                async for events in self._spliced(way, told, n_sent, is_exact=is_exact):
                     yield events
 
     async def _spliced(
-        self, way: Resend | Replay | Continue, told: Told, n_sent: int
+        self, way: Resend | Replay | Continue, told: Told, n_sent: int, *, is_exact: bool
     ) -> AsyncIterator[bytes]:
         splice = Splice(way, told, prompt=told.prompt)
         response = await self._successor.send(way.extra if isinstance(way, Continue) else b"")
@@ -186,6 +188,8 @@ class Lasting(UpstreamResponse):
         has_told = False
         async for data in response.chunks():
             taken = [t for event in reader.feed(data) if (t := splice.take(event)) is not None]
+            if is_exact and not has_told:
+                _check_seam(way, splice)
             if not taken:
                 continue
             if not has_told:
@@ -198,6 +202,28 @@ class Lasting(UpstreamResponse):
     def _tell(self, way: str, n_computed: int) -> None:
         pause_s = monotonic() - self._lost_s
         self._successor.resumed(Resumption(way, pause_s, n_computed))
+
+
+def _attempts(*, is_alike: bool, is_restored: bool) -> tuple[tuple[bool, bool], ...]:
+    """What is tried in turn: whether as on the same math, and whether from the cache that is there.
+
+    What its text alone does not make again token by token is written again instead.
+    """
+    wanted = ((True, is_restored), (True, False)) if is_alike else ()
+    return tuple(dict.fromkeys((*wanted, (False, is_restored))))
+
+
+def _check_seam(way: Resend | Replay | Continue, splice: Splice) -> None:
+    """Raises Diverged where what was written reads as other tokens than it was written in.
+
+    Then the cache ends where they part, and counts of tokens do not add up. As of text that
+    repeats: what was written in many tokens is read in few.
+    """
+    total, cached = splice.prompt_tokens, splice.cached_tokens
+    if isinstance(way, Continue) and total is not None and cached is not None:
+        n_again = total - cached
+        if n_again > ONE_AGAIN:
+            raise Diverged(f"{n_again} tokens of the text are others than were written")
 
 
 def _framed(events: list[bytes]) -> bytes:

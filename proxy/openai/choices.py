@@ -2,6 +2,8 @@
 
     n = 3 ─ lease ─ ask → choice 0 ─ ask, seed + 1 → choice 1 ─ ask, seed + 2 → choice 2
 The prompt is read once, since it stays in the slot. Callers see one reply: one id, one usage.
+Where the child is lost, or moves, the next one goes on with the choice that was being told, and is
+asked for those after it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +19,7 @@ from proxy.child.upstream import UpstreamRequest, UpstreamResponse
 from proxy.door import Door
 from proxy.errors import ChildFailed, StreamCut
 from proxy.exchange import Exchange, Framing
-from proxy.forward import REPLY_BYTES, Order, pinned, understood
+from proxy.forward import REPLY_BYTES, Order, Turn, pinned, understood
 from proxy.openai.assemble import assembled
 from supervisor.leases.lease import Lease
 
@@ -71,15 +73,15 @@ class Choices:
         return self._order(0)
 
     async def hear_stream(
-        self, lease: Lease, response: UpstreamResponse, *, shows_progress: bool, shows_usage: bool
+        self, turn: Turn, response: UpstreamResponse, *, shows_progress: bool, shows_usage: bool
     ) -> None:
         """Tells one choice after another as they come. Raises as relay_stream does."""
         told = _Told()
-        await self._relay(told, 0, lease, response, shows_progress)
+        await self._relay(told, 0, turn.lease, response, shows_progress)
         for index in range(1, self.n):
-            async with self._sent(index, lease) as response:
-                await self._relay(told, index, lease, response, shows_progress)
-        self._report(lease, told.parts.values())
+            response = await turn.further(self._order(index))
+            await self._relay(told, index, turn.lease, response, shows_progress)
+        self._report(turn.lease, told.parts.values())
         usage = [told.usage()] if shows_usage else []
         await self.exchange.finish(b"".join([*usage, b"data: %b\n\n" % DONE]))
 

@@ -21,7 +21,7 @@ from proxy.door import Door
 from proxy.engine_limits import EngineMembers
 from proxy.errors import BadRequest, PromptTooLong
 from proxy.exchange import Exchange
-from proxy.forward import Check, Hear, Order, converse
+from proxy.forward import Check, Hear, Order, Several, converse
 from proxy.openai.assemble import STREAMED, assembled
 from proxy.openai.choices import MAX_CHOICES, RANDOM_SEED, Choices
 from proxy.prompt.count import MAX_INPUTS, n_prompts_in, prompts_in
@@ -137,6 +137,7 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
     if chat:
         names.check_chats(model)
         check_media(body)
+    hear: Hear | Several
     target = b"/v1/chat/completions" if chat else b"/v1/completions"
     if asked.stream:
         shows_progress = bool(asked.return_progress)
@@ -155,8 +156,7 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
             door, exchange, order, model=model, hear=hear,
             keep_alive_s=wished_duration(asked.keep_alive), context=asked.num_ctx,
             check=_check(door, asked, model, Prompt(chat=body) if chat else None, n_prompts),
-            streams=bool(asked.stream) and n_choices == 1,
-            can_pause=not asked.stream or n_choices == 1,
+            streams=bool(asked.stream),
         )  # fmt: skip
 
 
@@ -181,7 +181,7 @@ def _n_choices(asked: _Asked) -> int:
 
 def _several(
     door: Door, exchange: Exchange, asked: _Asked, order: Order, *, n: int, chat: bool
-) -> tuple[Hear, Order]:
+) -> tuple[Hear | Several, Order]:
     """How n choices are heard, and what asks for the first of them."""
     more = decoded(order.body, _ASKED_OF_SEVERAL)
     seed, options = more.seed, more.stream_options
@@ -196,7 +196,7 @@ def _several(
             shows_progress=bool(asked.return_progress),
             shows_usage=options is not None and options.include_usage is True,
         )
-        return hear, choices.first
+        return Several(hear), choices.first
     assembles = bool(order.extra)
     return partial(choices.hear_whole, chat=chat, assembles=assembles), choices.first
 

@@ -111,6 +111,12 @@ class Launch:
             )
         return self._measured
 
+    def grown_bytes(self) -> int:
+        """By how much its memory grew since it was loaded: saved prompts, as good as all of it."""
+        before = self._anonymous_bytes
+        now = anonymous_bytes(self.pid) if self.pid else None
+        return 0 if before is None or now is None else max(0, now - before)
+
     def sample(self, outcome: str, *, cause: str | None = None) -> LaunchSample:
         """What became of it, for the history."""
         return LaunchSample(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from planners.backends import DEFAULT_ORDER, Engine, EngineDevice, RejectedEngine
 from supervisor.devices.host import cpu_identity
-from supervisor.engines.engine_cache import EngineCache, EngineFiles, Verdict
+from supervisor.engines.engine_cache import EngineCache, EngineFiles, Verdict, files_key
 from supervisor.engines.quickstart import packaged_engine
 from supervisor.engines.trial import (
     TrialFailed,
@@ -75,6 +75,16 @@ async def find_engines(
     return (
         tuple(engine for engine in engines if by_id[engine.engine_id] is engine),
         tuple(rejected for task in found for rejected in task.result()[1]),
+    )
+
+
+def engines_key(configured: tuple[ConfiguredEngine, ...], state_dir: Path) -> tuple[str, ...]:
+    """Changes when `find_engines` may find others: by names, sizes and times of files. Blocks."""
+    kinds = _candidates(configured, state_dir, None, quickstart=True)
+    return tuple(
+        f"{candidate.path} {candidate.env} {files_key(candidate.path)}"
+        for kind in kinds
+        for candidate in kind
     )
 
 

@@ -63,7 +63,7 @@ class EngineCache:
 
     async def files(self, binary: str) -> EngineFiles:
         """The identity of `binary` and of its libraries. Raises OSError, TrialFailed."""
-        paths = sorted({Path(binary), *_libraries(Path(binary).parent)})
+        paths = _files_of(Path(binary))
         key = _stat_key(paths)
         content_id = self._known.contents.get(key) or await _hashed(paths, binary=binary)
         self._used.contents[key] = content_id
@@ -103,6 +103,18 @@ def _loaded(path: Path) -> _Memory:
         log.warning("engine.verdicts_unreadable", path=str(path), why=str(exc))
         return _Memory()
     return memory if memory.schema == SCHEMA else _Memory()
+
+
+def files_key(binary: str) -> str:
+    """Changes when an engine's files do, by their sizes and times; "" where they are not there."""
+    try:
+        return _stat_key(_files_of(Path(binary)))
+    except OSError:
+        return ""
+
+
+def _files_of(binary: Path) -> list[Path]:
+    return sorted({binary, *_libraries(binary.parent)})
 
 
 def _libraries(folder: Path) -> Iterator[Path]:

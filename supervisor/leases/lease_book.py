@@ -16,6 +16,7 @@ from planners.view import Demand, InLine, LineSeen
 from planners.waiting.line import Line, Priority, retry_after_s
 from supervisor.leases.lease import RETRY_AFTER_S, Lease, LeaseError, LineFull, Stopping
 
+HEIRS_S = 60.0  # a reply that is to go on is in line long before; who has not come by then left
 QUESTIONS = 8  # at once beside the slots: each takes a connection, and a thread of the child
 HELD_WEIGHT = 0.2  # of the newest request in the moving average of how long slots are held
 
@@ -76,6 +77,7 @@ class _Desk:
     opening: Opening
     free: list[int]
     """A heap: the lowest slot is granted first."""
+    opened_s: float
     idle_since_s: float | None
     held: dict[int, Lease] = field(default_factory=dict)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -130,6 +132,8 @@ class _Desk:
         """A lease on its heir's slot, on the lowest free one, or on none where none is needed."""
         # Held all the same: a child is not stopped while it is asked something.
         restored_tokens = 0
+        if self.heirs and now_s - self.opened_s > HEIRS_S:
+            self.heirs.clear()
         if not takes_slot:
             slot = min((0, *self.held)) - 1
         elif self.heirs:
@@ -292,7 +296,8 @@ class LeaseBook:
 
     def open(self, opening: Opening, *, now_s: float) -> None:
         """Offer a ready child's slots; the model's line moves at once."""
-        desk = _Desk(opening, list(range(opening.n_slots)), idle_since_s=now_s)
+        slots = list(range(opening.n_slots))
+        desk = _Desk(opening, slots, opened_s=now_s, idle_since_s=now_s)
         self._desks[opening.instance_id] = self._serving[opening.model_id] = desk
         if opening.heirs:
             self._grant_heirs(desk, now_s=now_s)

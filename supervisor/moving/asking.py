@@ -7,17 +7,18 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 
 import structlog
 
 from planners.hardware import DeviceId
-from planners.instances.actions import Start
+from planners.instances.actions import Departure, Move, Start
 from planners.instances.room import room_beside
 from planners.instances.taken import taken
 from planners.model import ModelId, ServedModel
 from planners.moving.by_hand import ByHand, moved_by_hand
+from planners.moving.changes import rest_s
 from planners.plan import LaunchPlan
-from planners.reconcile import launch_key
 from planners.view import Observed
 from supervisor.desired import Desired
 from supervisor.instance import Instance, Shop, Trial
@@ -53,6 +54,10 @@ class Moving:
         self._desired, self._running, self._of = desired, running, of
         self._served, self._launcher = served, launch
         self._tasks: asyncio.TaskGroup | None = None
+        self._asked: set[ModelId] = set()
+        self._rests_until_s: dict[ModelId, float] = {}
+        self.unmoved: dict[ModelId, str] = {}
+        """Launch keys of running models whose launch as wanted did not come to serve."""
         self._migrations = Migrations(
             Stage(
                 book=shop.book,
@@ -73,8 +78,8 @@ class Moving:
 
     @property
     def models(self) -> frozenset[ModelId]:
-        """Those that move."""
-        return self._migrations.moving
+        """Those that move, or are about to."""
+        return self._migrations.moving | self._asked
 
     def seen(self) -> tuple[MoveSeen, ...]:
         """Each move under way."""
@@ -83,6 +88,10 @@ class Moving:
     def why_left(self, lease: Lease) -> str | None:
         """Why the child behind a lease made way; None where it did not."""
         return self._migrations.why_left(lease)
+
+    def end(self, model_id: ModelId, departure: Departure, *, reason: str, drain_s: float) -> bool:
+        """Has a model that moves end once it is there; False where it does not move."""
+        return self._migrations.end(model_id, departure, reason=reason, drain_s=drain_s)
 
     async def by_hand(self, model_id: ModelId, told: ByHand, *, reason: str) -> Moved:
         """Moves what runs as an operator spells it out. Raises MoveFailed, BadMove, HostUnread.
@@ -118,13 +127,46 @@ class Moving:
 
     async def move(self, source: Instance, plan: LaunchPlan, *, reason: str) -> Moved:
         """Moves it to `plan`. Raises MoveFailed."""
+        done = self._begun(source, plan, launch_key=source.launch_key, reason=reason)
+        return await asyncio.shield(done)
+
+    def begin(self, source: Instance, move: Move) -> None:
+        """Moves it to the launch that is wanted now; what comes of it, the events say.
+
+        Where that is the one that runs, it only goes by what is wanted now.
+        """
+        if move.plan.digest == source.plan.digest:
+            source.launch_key = move.launch_key
+            return
+        model_id, key, began_s = source.model_id, move.launch_key, monotonic()
+
+        def note(done: asyncio.Future[Moved]) -> None:
+            now_s = monotonic()
+            self._rests_until_s[model_id] = now_s + rest_s(now_s - began_s)
+            if done.cancelled() or done.exception() is not None:
+                self.unmoved[model_id] = key
+
+        self._begun(source, move.plan, launch_key=key, reason=move.reason).add_done_callback(note)
+
+    def forget(self, model_id: ModelId) -> None:
+        """Nothing of the model runs any more: its next launch is as it is wanted."""
+        self.unmoved.pop(model_id, None)
+        self._rests_until_s.pop(model_id, None)
+
+    def resting(self, now_s: float) -> frozenset[ModelId]:
+        """Models that moved just now to what was wanted."""
+        return frozenset(m for m, until_s in self._rests_until_s.items() if now_s < until_s)
+
+    def _begun(
+        self, source: Instance, plan: LaunchPlan, *, launch_key: str, reason: str
+    ) -> asyncio.Future[Moved]:
         if self._tasks is None:
             raise MoveFailed(model_id=source.model_id, reason="the daemon is not running")
         done: asyncio.Future[Moved] = asyncio.get_running_loop().create_future()
-        self._tasks.create_task(
-            self._moved(source, plan, reason, done), name=f"migration {source.instance_id}"
-        )
-        return await asyncio.shield(done)
+        moved = self._moved(source, plan, launch_key, reason, done)
+        self._tasks.create_task(moved, name=f"migration {source.instance_id}")
+        self._asked.add(source.model_id)
+        return done
 
     async def moved(self, source: Instance, plan: LaunchPlan, reason: str) -> bool:
         """Whether it was moved; the events say why not."""
@@ -134,11 +176,18 @@ class Moving:
         return False
 
     async def _moved(
-        self, source: Instance, plan: LaunchPlan, reason: str, done: asyncio.Future[Moved]
+        self,
+        source: Instance,
+        plan: LaunchPlan,
+        launch_key: str,
+        reason: str,
+        done: asyncio.Future[Moved],
     ) -> None:
         model_id = source.model_id
+        self._asked.discard(model_id)
         try:
-            done.set_result(await self._migrations.move(source, plan, reason=reason))
+            moving = self._migrations.move(source, plan, launch_key=launch_key, reason=reason)
+            done.set_result(await moving)
         except MoveFailed as exc:
             done.set_exception(exc)
         except Exception:
@@ -157,11 +206,12 @@ class Moving:
             return {}
         return room_beside(plan, self._machine.last, self._running())
 
-    def _launch(self, plan: LaunchPlan, source: Instance, trial: Trial, reason: str) -> Instance:
-        served = self._served(source.model_id)
-        key = source.launch_key if served is None else launch_key(served, self._desired().rules)
-        start = Start(plan, key, reason, source.serves_context)
+    def _launch(
+        self, plan: LaunchPlan, launch_key: str, source: Instance, trial: Trial, reason: str
+    ) -> Instance:
+        start = Start(plan, launch_key, reason, source.serves_context)
+        engine = source.engine if plan.engine_id == source.plan.engine_id else None
         launched: Instance = self._launcher(
-            start, self._tasks, keep_alive_s=source.keep_alive_s, trial=trial
+            start, self._tasks, keep_alive_s=source.keep_alive_s, trial=trial, engine=engine
         )
         return launched

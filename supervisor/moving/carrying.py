@@ -112,8 +112,8 @@ class Stage:
     served: Callable[[ModelId], ServedModel | None]
     free: Callable[[LaunchPlan], Awaitable[Mapping[DeviceId, int]]]
     """What may be taken now beside all that runs, on fresh numbers."""
-    launch: Callable[[LaunchPlan, Instance, Trial, str], Instance]
-    """A further instance of the model of another one."""
+    launch: Callable[[LaunchPlan, str, Instance, Trial, str], Instance]
+    """A further instance of the model of another one: by which plan, and which launch key."""
     park: Callable[[str], None]
     """Closes all connections to the child behind a socket."""
     stopping: asyncio.Event
@@ -140,14 +140,30 @@ class Migrations:
         """Why the child behind a lease made way; None where it did not."""
         return self._left.get(lease.socket_path)
 
-    async def move(self, source: Instance, wanted: LaunchPlan, *, reason: str) -> Moved:
-        """Has `wanted` take the place of what runs. Raises MoveFailed; nothing is lost then."""
+    def end(self, model_id: ModelId, departure: Departure, *, reason: str, drain_s: float) -> bool:
+        """Has whoever takes the model's place end too, once it is there. False: it does not move.
+
+        Between two launches there may be no instance that could be told.
+        """
+        move = self._moves.get(model_id)
+        if move is not None:
+            move.end(departure, reason=reason, drain_s=drain_s)
+        return move is not None
+
+    async def move(
+        self, source: Instance, wanted: LaunchPlan, *, launch_key: str, reason: str
+    ) -> Moved:
+        """Has `wanted` take the place of what runs. Raises MoveFailed; nothing is lost then.
+
+        `launch_key`: what `wanted` was planned from, whatever is wanted once it is launched.
+        """
         model_id = source.model_id
         if model_id in self._moves:
             raise MoveFailed(model_id=model_id, reason="it is being moved already")
         if not source.is_serving:
             raise MoveFailed(model_id=model_id, reason="it is not ready")
-        move = self._moves[model_id] = _Move(self._stage, source, wanted, reason, self._leave)
+        move = _Move(self._stage, source, wanted, launch_key, reason, self._leave)
+        self._moves[model_id] = move
         try:
             done = await found_first(move.go(), self._stage.stopping.wait())
         finally:
@@ -163,6 +179,15 @@ class Migrations:
             del self._left[next(iter(self._left))]
 
 
+@dataclass(frozen=True, slots=True)
+class _EndTold:
+    """What a model was told that moves."""
+
+    departure: Departure
+    reason: str
+    drain_s: float
+
+
 class _Move:
     """One of them."""
 
@@ -171,10 +196,12 @@ class _Move:
         stage: Stage,
         source: Instance,
         wanted: LaunchPlan,
+        launch_key: str,
         reason: str,
         leave: Callable[[str, str], None],
     ) -> None:
         self._stage, self._source, self._wanted, self._reason = stage, source, wanted, reason
+        self._launch_key = launch_key
         self._leave = leave
         self._running = source.plan
         self._model_id = source.model_id
@@ -187,6 +214,7 @@ class _Move:
         self._n_restored = 0
         self._is_cut = False
         self._lasting = source  # whoever runs on in the end
+        self._end_told: _EndTold | None = None
         self._saved: dict[int, tuple[SlotMove, SavedSlot]] = {}
         self._bytes = 0
 
@@ -195,6 +223,10 @@ class _Move:
         return MoveSeen(
             self._model_id, self._step, self._order, self._reason, self._began_s, self._wanted
         )
+
+    def end(self, departure: Departure, *, reason: str, drain_s: float) -> None:
+        """The model is not to stay."""
+        self._end_told = _EndTold(departure, reason, drain_s)
 
     async def go(self) -> Moved:
         """All of it. Raises MoveFailed."""
@@ -229,12 +261,11 @@ class _Move:
     # the two orders
 
     async def _make_before_break(self) -> None:
-        target = self._stage.launch(
-            self._wanted, self._source, Trial(self._taken_over), self._reason
-        )
+        target = self._launched(self._wanted, Trial(self._taken_over), self._reason)
         if await target.until_settled():
             self._lasting = target
             self._stop_source()
+            self._end_as_told()
             return
         why = target.why_ended_for_good()
         if self._is_cut and self._source.is_serving:
@@ -247,21 +278,38 @@ class _Move:
         self._stop_source()
         await self._source.until_over()
         await self._room()
+        self._give_up_if_unwanted()
         self._step = Step.LOADING
-        target = self._stage.launch(self._wanted, self._source, Trial(self._restored), self._reason)
+        target = self._launched(self._wanted, Trial(self._restored), self._reason)
         if await target.until_settled():
             self._lasting = target
+            self._end_as_told()
             return
+        self._give_up_if_unwanted()
         why = target.why_ended_for_good()
         self._step = Step.RETURNING
         back = Trial(self._restored, is_last=False)
-        again = self._stage.launch(self._running, self._source, back, f"not moved: {why}")
+        again = self._launched(self._running, back, f"not moved: {why}")
         self._lasting = again
         await again.until_settled()
+        self._end_as_told()
         raise self._failed(why)
+
+    def _launched(self, plan: LaunchPlan, trial: Trial, reason: str) -> Instance:
+        key = self._launch_key if plan is self._wanted else self._source.launch_key
+        return self._stage.launch(plan, key, self._source, trial, reason)
 
     def _stop_source(self) -> None:
         self._source.stop(f"it moved: {self._reason}", Departure.MOVED, drain_s=0.0)
+
+    def _give_up_if_unwanted(self) -> None:
+        """Raises MoveFailed where the model is to end, and nobody waits for the rest of a reply."""
+        if self._end_told is not None and not self._running_slots:
+            raise self._failed(self._end_told.reason)
+
+    def _end_as_told(self) -> None:
+        if (told := self._end_told) is not None:
+            self._lasting.stop(told.reason, told.departure, drain_s=told.drain_s)
 
     async def _room(self) -> None:
         """Waits until the target's room is there, as far as devices tell, for ROOM_S at most."""
@@ -431,8 +479,8 @@ class _Move:
             keeps_math=plan.keeps_math,
         )
         told = (
-            f"{self._reason}: {plan.order.value}, {moved.took_s:.1f} s, {moved.streams} streams"
-            f" go on, {moved.slots} slots went along ({format_size(moved.moved_bytes)})"
+            f"{self._reason}: {plan.order.value}, {moved.took_s:.1f} s, "
+            f"{_streams_told(moved.streams)}, {_slots_told(moved.slots, moved.moved_bytes)}"
         )
         self._record(
             "migration.done",
@@ -458,6 +506,17 @@ class _Move:
         self._stage.journal.record(
             kind, model_id=self._model_id, instance_id=instance_id, reason=reason, **facts
         )
+
+
+def _streams_told(n: int) -> str:
+    return "1 stream goes on" if n == 1 else f"{n} streams go on"
+
+
+def _slots_told(n: int, n_bytes: int) -> str:
+    if not n:
+        return "no slot's cache went along"
+    slots = "the cache of 1 slot" if n == 1 else f"the caches of {n} slots"
+    return f"{slots} went along ({format_size(n_bytes)})"
 
 
 def _shared(running: LaunchPlan, wanted: LaunchPlan) -> dict[DeviceId, int]:

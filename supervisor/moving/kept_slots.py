@@ -28,7 +28,10 @@ ANSWER_S = 2.0  # of an idle child
 KEEP_S = 10.0  # for all slots of a child: who waits for its memory waits for this
 MOST_BYTES = 2 << 30  # of one child's: more takes longer to write than KEEP_S on many a disk
 LEAST_TOKENS = 64  # fewer are read again in no time
-KEPT = (Departure.UNUSED, Departure.ROOM, Departure.MEMORY, Departure.ASKED, Departure.CONTEXT)
+KEPT = (
+    Departure.UNUSED, Departure.ROOM, Departure.MEMORY, Departure.ASKED, Departure.CONTEXT,
+    Departure.SETTINGS,
+)  # fmt: skip
 """Ends after which the model may come back to the same conversations."""
 
 log = structlog.get_logger(__name__)

@@ -9,7 +9,7 @@ A yield is a limit on what is ours, for a while. What counts as short is planner
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 
@@ -21,7 +21,7 @@ from planners.hardware import HOST, DeviceId, DeviceKind, HardwareProfile
 from planners.instances.actions import Departure
 from planners.model import ModelId
 from planners.moving.relief import Way, key_of, last_resort, ours_bytes, over_limits, rise, ways
-from planners.plan import LaunchPlan
+from planners.plan import InstanceId, LaunchPlan
 from planners.pressure import (
     DEFAULT_RULES,
     Course,
@@ -146,6 +146,11 @@ class PressureWatch:
         return ended
 
     @property
+    def course(self) -> Course:
+        """What is known of the machine's memory over time."""
+        return self._course
+
+    @property
     def limits(self) -> dict[DeviceId, int]:
         """What yields leave to our launches, by place."""
         return {place: each.limit_bytes for place, each in self._yields.items()}
@@ -165,6 +170,7 @@ class PressureWatch:
     async def _look(self) -> None:
         self._expire(monotonic())
         if (view := self._looked_at()) is None:
+            self._rest()
             return
         await self._watched.read(SAMPLE_S / 2)
         if (view := self._looked_at()) is None:
@@ -179,6 +185,16 @@ class PressureWatch:
                 await self._weigh(view, now_s=now_s)
         except (PlanTookTooLong, Stopping, PlanBug) as exc:
             log.warning("pressure.unanswered", reason=str(exc))
+
+    def _rest(self) -> None:
+        """While nothing is loaded nobody reads the machine: what was known of it is no course.
+
+        What was done, and when, still counts.
+        """
+        view = self._watched.view()
+        if view is not None and not view.instances:
+            self._course = replace(self._course, places={})
+            self._lowered.clear()
 
     def _looked_at(self) -> View | None:
         """The world, where there is something to do about it."""
@@ -214,7 +230,7 @@ class PressureWatch:
         higher: dict[str, tuple[Observed, LaunchPlan]] = {}
         rises = []
         if missing and self._may_answer(now_s):
-            found = await self._ways(view, missing, now_s=now_s)
+            found = await self._ways(view, missing, now_s=now_s, caches=self._caches(view))
         elif not missing:
             for seen in view.instances:
                 if seen.model_id in self._lowered and seen.state is InstanceState.READY:
@@ -239,11 +255,21 @@ class PressureWatch:
         answered_s = self._course.answered_s
         return answered_s is None or now_s - answered_s >= self.rules.cooldown_s
 
+    def _caches(self, view: View) -> dict[InstanceId, int]:
+        """What saved prompts take, by instance."""
+        there = ((seen.instance_id, self._watched.instance(seen)) for seen in view.instances)
+        return {i: found.grown_bytes() for i, found in there if found is not None}
+
     async def _ways(
-        self, view: View, missing: Mapping[DeviceId, int], *, now_s: float
+        self,
+        view: View,
+        missing: Mapping[DeviceId, int],
+        *,
+        now_s: float,
+        caches: Mapping[InstanceId, int] | None = None,
     ) -> list[Way]:
         models = [seen.model_id for seen in view.instances]
-        think = partial(ways, view, missing, now_s=now_s)
+        think = partial(ways, view, missing, now_s=now_s, caches=caches)
         return await self._watched.planner.thought(think, models[0])
 
     async def _act(self, chosen: Iterable[Way], reason: str, *, is_order: bool) -> None:

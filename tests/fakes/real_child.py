@@ -31,6 +31,7 @@ class RealChild:
     client: httpx.AsyncClient
     folder: Path
     """Its slot folder."""
+    socket_path: str
 
     @property
     def door(self) -> SlotDoor:
@@ -110,7 +111,7 @@ async def real_child(
                 assert process.returncode is None, "\n".join(process.log.last(20))
                 await asyncio.sleep(0.05)
         client.headers["Connection"] = "close"  # it hangs up on idle ones by itself, at any moment
-        yield RealChild(process, client, slots)
+        yield RealChild(process, client, slots, socket_path)
 
 
 def decoded(events: Sequence[bytes]) -> list[dict[str, Any]]:

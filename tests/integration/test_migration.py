@@ -6,9 +6,8 @@ import signal
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -17,72 +16,10 @@ import httpx
 import pytest
 
 from scripts.started_daemon import StartedDaemon, started_daemon
+from tests.integration.streams import DIALECTS, PROMPTS, WITHIN_S, asked, events, read
 
-WITHIN_S = 120.0
-BEGUN = 4  # pieces of text that a caller has before its model moves
-TOKENS = 40
-PROMPTS = (
-    "Tell me a long story about a fox.",
-    "Explain how rain forms.",
-    "List ten animals with a sentence each.",
-    "What is a computer? Answer at length.",
-)
 SLOTS = len(PROMPTS)
 CONFIG = f"[models]\nparallel = {SLOTS}\ncontext = 1024\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """How one of them asks for a greedy stream, and what of a line of it is text."""
-
-    path: str
-    asks: Callable[[str, str], dict[str, Any]]
-    text: Callable[[dict[str, Any]], str]
-
-
-def _chat(model: str, prompt: str) -> dict[str, Any]:
-    return {
-        "model": model,
-        "messages": [{"role": "user", "content": prompt}],
-        "stream": True,
-        "temperature": 0,
-        "max_tokens": TOKENS,
-        "ignore_eos": True,
-    }
-
-
-def _native(model: str, prompt: str) -> dict[str, Any]:
-    asked = _chat(model, prompt)
-    return {key: asked[key] for key in ("model", "messages", "stream")} | {
-        "options": {"temperature": 0, "num_predict": TOKENS}
-    }
-
-
-DIALECTS = (
-    Dialect(
-        "/v1/chat/completions",
-        _chat,
-        lambda told: "".join(c["delta"].get("content") or "" for c in told["choices"]),
-    ),
-    Dialect("/api/chat", _native, lambda told: str(told["message"]["content"])),
-    Dialect("/v1/messages", _chat, lambda told: str(told.get("delta", {}).get("text", ""))),
-    Dialect(
-        "/v1/responses",
-        lambda model, prompt: {
-            "model": model, "input": prompt, "stream": True, "temperature": 0,
-            "max_output_tokens": TOKENS,
-        },
-        lambda told: told["delta"] if told["type"] == "response.output_text.delta" else "",
-    ),
-)  # fmt: skip
-
-
-@dataclass(slots=True)
-class Stream:
-    """One caller in a thread of its own."""
-
-    text: Future[str]
-    begun: Event
 
 
 @pytest.fixture(scope="module")
@@ -101,46 +38,12 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-def read(base: str, dialect: Dialect, prompt: str, begun: Event) -> str:
-    """The text of one stream; an error in it raises."""
-    model = httpx.get(f"{base}/v1/models", trust_env=False).json()["data"][0]["id"]
-    text, pieces = "", 0
-    with (
-        httpx.Client(base_url=base, timeout=WITHIN_S, trust_env=False) as client,
-        client.stream("POST", dialect.path, json=dialect.asks(model, prompt)) as reply,
-    ):
-        assert reply.status_code == 200, reply.read()
-        for line in reply.iter_lines():
-            bare = line.removeprefix("data: ")
-            if not bare.startswith("{"):
-                continue
-            told = json.loads(bare)
-            assert not told.get("error"), told
-            text += dialect.text(told)
-            pieces += bool(dialect.text(told))
-            if pieces >= BEGUN:
-                begun.set()
-    return text
-
-
-def asked(
-    moving: StartedDaemon, threads: ThreadPoolExecutor, dialect: Dialect, prompt: str
-) -> Stream:
-    begun = Event()
-    return Stream(threads.submit(read, moving.base, dialect, prompt, begun), begun)
-
-
 def moved(daemon: StartedDaemon, *options: str) -> dict[str, Any]:
     (instance,) = [i for i in daemon.status()["instances"] if i["state"] == "ready"]
     told = daemon.ctl("migrate", instance["model"], *options, "--json")
     assert told.returncode == 0, told.stderr
     report: dict[str, Any] = json.loads(told.stdout)
     return report
-
-
-def events(daemon: StartedDaemon, kind: str) -> list[dict[str, Any]]:
-    told = json.loads(daemon.ctl("events", "--json").stdout)["events"]
-    return [event for event in told if event["kind"] == kind]
 
 
 def slot_files(daemon: StartedDaemon) -> list[Path]:

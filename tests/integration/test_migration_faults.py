@@ -16,7 +16,7 @@ import pytest
 from tests.fakes.processes import is_gone
 from tests.integration.fault_scene import MODEL, SAID, WITHIN_S, Caller, Ended, Scene, playing
 
-TARGET_LOADS_S = 1.0
+TARGET_LOADS_S, STRUCK_LOADS_S = 1.0, 20.0
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def migrating(scene: Scene, **faults: object) -> tuple[Caller, psutil.Process, p
     caller = scene.call()
     assert caller.began.wait(WITHIN_S)
     source = scene.child()
-    scene.also(load_s=TARGET_LOADS_S, **faults)
+    scene.also(**{"load_s": TARGET_LOADS_S, **faults})
     path = f"{scene.daemon.admin_socket}"
     scene.posts.append(scene.threads.submit(_migrate, path))
     scene.until(lambda: len(pids(scene)) == 2)
@@ -77,7 +77,8 @@ def test_nothing_is_lost_where_nothing_goes_wrong(scene: Scene) -> None:
 
 @pytest.mark.parametrize("fault", ["killed", "stopped", "oom"])
 def test_a_target_that_fails_leaves_the_source_to_answer(scene: Scene, fault: str) -> None:
-    faults = {"die_while_loading": "oom"} if fault == "oom" else {}
+    # A fault from outside has to find it loading, however late it comes.
+    faults = {"die_while_loading": "oom"} if fault == "oom" else {"load_s": STRUCK_LOADS_S}
     caller, source, target = migrating(scene, **faults)
 
     if fault == "killed":

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planners.backends import Engine
 from planners.hardware import HOST, Device, DeviceKind
-from planners.instances.actions import Action, Refuse, Restart, Start, Stop
+from planners.instances.actions import Action, Move, Refuse, Restart, Start, Stop
 from planners.instances.exits import Cause, ExitKind
 from planners.instances.restart import MOST_OWN_TRIALS
 from planners.instances.taken import taken
@@ -160,14 +160,17 @@ def test_a_model_on_the_processor_is_stopped_once_that_is_denied() -> None:
     assert "models.cpu_fallback is deny" in stop.reason
 
 
-def test_a_model_on_a_server_no_longer_configured_is_stopped() -> None:
+def test_a_model_on_a_server_no_longer_configured_goes_on_elsewhere() -> None:
     remote = replace(planned(A), rpc_servers=("10.0.0.2:50052",))
     world = view(A, instances=(replace(busy(A), plan=remote),))
     configured = replace(RULES, rpc_servers=("10.0.0.2:50052",))
+    why = "10.0.0.2:50052 is no longer one of rpc.servers"
 
-    (stop,) = actions(world)
+    (move,) = actions(world)
+    (stop,) = actions(view(A, instances=(replace(seen(A), plan=remote),)))
 
-    assert stop == Stop(InstanceId("i-a"), "10.0.0.2:50052 is no longer one of rpc.servers")
+    assert move == Move(InstanceId("i-a"), planned(A), launch_key(A, RULES), why)
+    assert stop == Stop(InstanceId("i-a"), why)
     assert actions(replace(world, rules=configured)) == ()
 
 
@@ -185,8 +188,14 @@ def test_a_model_no_longer_offered_is_stopped() -> None:
         pytest.param(replace(A, settings=replace(A.settings, flags=("--x",))), id="the flags"),
     ],
 )
-def test_a_changed_model_is_drained_before_it_starts_anew(changed: ServedModel) -> None:
-    assert actions(view(changed, instances=(seen(A),), waiting=(changed,))) == (
+def test_a_changed_model_that_nobody_uses_is_stopped(changed: ServedModel) -> None:
+    assert actions(view(changed, instances=(seen(A),))) == (
+        Stop(InstanceId("i-a"), "its file or its settings changed"),
+    )
+
+
+def test_a_model_whose_file_changed_is_drained_whoever_uses_it() -> None:
+    assert actions(view(replace(A, file_key="2"), instances=(busy(A),))) == (
         Stop(InstanceId("i-a"), "its file or its settings changed"),
     )
 

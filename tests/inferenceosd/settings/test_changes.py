@@ -3,11 +3,12 @@ from dataclasses import fields, replace
 import pytest
 
 from inferenceosd.platform_folders import this_platform
-from inferenceosd.settings.changes import changed_settings, drained_models, needs_restart
+from inferenceosd.settings.changes import changed_settings, concerned_models, needs_restart
 from inferenceosd.settings.config import Config, LogSettings, Options, load_config
 from inferenceosd.settings.kinds import Listen
 from planners.model import ModelId
 from planners.settings import FleetSettings
+from planners.view import Observed
 from tests.fakes.admin_service import READY
 
 
@@ -92,18 +93,24 @@ def test_nothing_of_the_fleet_changes_without_a_word(field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launch_keys", "said"),
+    ("seen", "launch_keys", "said"),
     [
-        ({"qwen": "k"}, ()),
+        (READY, {"qwen": "k"}, ()),
         (
+            READY,
             {"qwen": "other"},
-            ("qwen is drained, then starts anew: at once if pinned, else on its next request",),
+            ("qwen moves to a launch as it is wanted now; its streams go on",),
         ),
-        ({"phi": "k"}, ("qwen is drained, then is gone",)),
+        (
+            replace(READY, idle_since_s=1.0, waiting=0, expires_at=2.0),
+            {"qwen": "other"},
+            ("qwen is stopped, and starts anew: at once if pinned, else on its next request",),
+        ),
+        (READY, {"phi": "k"}, ("qwen is drained, then is gone",)),
     ],
-    ids=["as before", "other settings", "no longer offered"],
+    ids=["as before", "other settings", "other settings of an idle one", "no longer offered"],
 )
-def test_a_running_model_that_must_stop_is_named(
-    launch_keys: dict[ModelId, str], said: tuple[str, ...]
+def test_what_becomes_of_a_running_model_is_told(
+    seen: Observed, launch_keys: dict[ModelId, str], said: tuple[str, ...]
 ) -> None:
-    assert drained_models((READY,), launch_keys) == said
+    assert concerned_models((seen,), launch_keys) == said

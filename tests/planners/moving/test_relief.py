@@ -1,19 +1,20 @@
 """What our launches could do about memory that others want."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from planners.hardware import HOST
+from planners.hardware import HOST, DeviceId
 from planners.model import ServedModel
 from planners.moving.relief import last_resort, limited, over_limits, rise, ways
 from planners.placement import plan_launch
-from planners.plan import LaunchPlan
+from planners.plan import InstanceId, LaunchPlan
 from planners.pressure import Kind, relief
 from planners.sizes import GIB, MIB
 from planners.view import InstanceState, Observed, View
 from tests.fakes.machines import CUDA, machine, nvidia
-from tests.fakes.views import CARD, NOW_S, RULES, A, B, seen, view
+from tests.fakes.views import CARD, NOW_S, RULES, A, B, model, planned, seen, view
 
 FULL = machine(nvidia(0, 24.0))
 
@@ -124,3 +125,114 @@ def test_a_model_that_took_less_can_go_back_once_there_is_room() -> None:
     assert better.gain_tokens_per_s > 0
     assert better.is_idle
     assert rise(world(on_card()), on_card()) is None
+
+
+AUTOMATIC = replace(RULES, context=None)
+CACHE = 256 * MIB
+
+
+def caching(**facts: Any) -> Observed:
+    """A model on the host that may save prompts, and is pinned where it is said."""
+    return seen(A, plan=replace(planned(A), cache_ram_mib=256), **facts)
+
+
+@pytest.mark.parametrize(
+    ("caches", "freed"),
+    [
+        pytest.param(None, CACHE, id="nobody counted"),
+        pytest.param({"i-a": 100 * MIB}, 100 * MIB, id="less was saved"),
+        pytest.param({"i-a": 10 * MIB}, None, id="hardly anything was"),
+        pytest.param({}, None, id="nothing was"),
+    ],
+)
+def test_an_idle_model_can_let_go_of_the_prompts_it_saved(
+    caches: dict[InstanceId, int] | None, freed: int | None
+) -> None:
+    found = ways(view(A, instances=(caching(),)), {HOST: GIB}, now_s=NOW_S, caches=caches)
+
+    dropped = [way for way in found if way.option.kind is Kind.DROP_CACHE]
+    assert len(dropped) == (freed is not None)
+    if freed is not None:
+        (way,) = dropped
+        one_more = sum(part.kv_bytes for part in way.seen.plan.predicted)  # that it is saving
+        assert freed <= way.option.frees[HOST] <= freed + one_more
+        assert way.plan is not None
+        assert way.plan.cache_ram_mib == 0
+        assert replace(way.plan, cache_ram_mib=256, predicted=()) == replace(
+            caching().plan, predicted=()
+        )
+
+
+def test_prompts_are_let_go_of_before_a_model_is_and_only_where_that_is_enough() -> None:
+    found = ways(view(A, instances=(caching(),)), {HOST: 100 * MIB}, now_s=NOW_S)
+    options = [way.option for way in found]
+
+    assert [o.kind for o in relief(options, {HOST: 100 * MIB})] == [Kind.DROP_CACHE]
+    assert [o.kind for o in relief(options, {HOST: GIB})] == [Kind.UNLOAD]
+
+
+@pytest.mark.parametrize(
+    ("instance", "place"),
+    [
+        pytest.param(caching(running=1, idle_since_s=None), HOST, id="in use"),
+        pytest.param(on_card(), CARD, id="not of the card's memory"),
+    ],
+)
+def test_nobody_else_lets_go_of_prompts(instance: Observed, place: DeviceId) -> None:
+    world_ = world(instance) if place is CARD else view(A, instances=(instance,))
+
+    found = ways(world_, {place: GIB}, now_s=NOW_S)
+
+    assert Kind.DROP_CACHE not in {way.option.kind for way in found}
+
+
+def wide(**facts: Any) -> View:
+    """A pinned model on the host with a long context that nobody named."""
+    pinned = model("a", pin=True)
+    long = replace(pinned, settings=replace(pinned.settings, context=32768))
+    instance = seen(pinned, plan=planned(long), **facts)
+    return replace(view(pinned, instances=(instance,)), rules=AUTOMATIC)
+
+
+def test_an_idle_model_that_may_neither_end_nor_move_shrinks_its_context() -> None:
+    world_ = wide()
+    (before,) = world_.instances
+
+    (way,) = ways(world_, {HOST: MIB}, now_s=NOW_S, caches={})
+
+    assert way.option.kind is Kind.SHRINK
+    assert way.plan is not None
+    assert way.plan.context == before.plan.context // 2
+    assert way.option.frees[HOST] >= MIB
+
+
+def test_it_shrinks_as_far_as_it_must_and_no_further_than_callers_have_asked_for() -> None:
+    (way,) = ways(wide(), {HOST: 100 * GIB}, now_s=NOW_S, caches={})
+    asked = replace(wide(), contexts={A.model_id: 20000})
+
+    assert way.plan is not None
+    assert way.plan.context == 4096
+    assert ways(asked, {HOST: 100 * GIB}, now_s=NOW_S, caches={}) == []
+
+
+@pytest.mark.parametrize(
+    "world_",
+    [
+        pytest.param(wide(running=1, idle_since_s=None), id="in use"),
+        pytest.param(replace(wide(), rules=RULES), id="the operator named the context"),
+    ],
+)
+def test_no_other_context_shrinks(world_: View) -> None:
+    assert ways(world_, {HOST: GIB}, now_s=NOW_S, caches={}) == []
+
+
+def test_room_for_prompts_that_were_never_saved_is_no_reason_to_move() -> None:
+    busy = seen(A, running=1, idle_since_s=None)
+    world_ = view(A, instances=(busy,))
+
+    assert busy.plan.cache_ram_mib
+    assert ways(world_, {HOST: 64 * MIB}, now_s=NOW_S, caches={}) == []
+    held = {busy.instance_id: 4 * GIB}
+    (way,) = ways(world_, {HOST: 64 * MIB}, now_s=NOW_S, caches=held)
+    assert way.option.kind is Kind.MIGRATE
+    assert way.option.frees[HOST] > 0

@@ -11,68 +11,19 @@ from typing import Any
 import pytest
 
 from planners.model import ModelId
-from proxy.continuity.delivered import Delivered, Kind, read_chunk, told_by
 from supervisor.leases.lease import ModelUnavailable
-from tests.fakes.chat_templates import HERMES, QWEN, WEATHER, WEATHER_CHAT
+from tests.fakes.chat_templates import HERMES
 from tests.fakes.fleet_of_one import FAKE, FleetOfOne, fleet_of_one
+from tests.fakes.forms import (
+    CHAT,
+    FORMS,
+    OF_A_TEMPLATE,
+    TEXT,
+    TOOLS,
+    heard,
+)
 from tests.fakes.real_engine import engine
 from tests.fakes.serving import SETTINGS, Served, serving
-
-SAID = "List the colours of the rainbow and say something about each of them."
-ASKED = [{"role": "user", "content": SAID}]
-BEGINNING = "The lighthouse stood on a hill, and"
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 30}, "age": {"type": "integer"}},
-    "required": ["name", "age"],
-}
-CHAT: dict[str, Any] = {
-    "messages": ASKED,
-    "max_tokens": 40,
-    "temperature": 0,
-    "stream_options": {"include_usage": True},
-}
-TEXT: dict[str, Any] = {"prompt": BEGINNING, "max_tokens": 40, "temperature": 0}
-RAW: dict[str, Any] = {"prompt": BEGINNING, "n_predict": 40, "temperature": 0}
-OLLAMA: dict[str, Any] = {"options": {"num_predict": 40, "temperature": 0}}
-TOOLS: dict[str, Any] = {
-    **CHAT,
-    "messages": WEATHER_CHAT,
-    "tools": [{"type": "function", "function": WEATHER}],
-    "max_tokens": 60,
-}
-JSON: dict[str, Any] = {
-    **CHAT,
-    "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
-}
-FORMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "chat": ("/v1/chat/completions", CHAT),
-    "chat, sampled by a seed": ("/v1/chat/completions", {**CHAT, "temperature": 0.8, "seed": 7}),
-    "chat, JSON by a schema": ("/v1/chat/completions", JSON),
-    "chat, log probabilities": ("/v1/chat/completions", {**CHAT, "logprobs": True}),
-    "chat, a stop string": ("/v1/chat/completions", {**CHAT, "stop": ["green", "Green"]}),
-    "text": ("/v1/completions", TEXT),
-    "several texts": ("/v1/completions", {**TEXT, "prompt": [BEGINNING, SAID]}),
-    "completion": ("/completion", RAW),
-    "several completions": ("/completion", {**RAW, "prompt": [BEGINNING, SAID]}),
-    "completion, a grammar": ("/completion", {**RAW, "grammar": 'root ::= [a-z ]{30,60} "."'}),
-    "Ollama's chat": ("/api/chat", {"messages": ASKED, **OLLAMA}),
-    "Ollama's generate": ("/api/generate", {"prompt": SAID, **OLLAMA}),
-    "Ollama's generate, raw": ("/api/generate", {"prompt": BEGINNING, "raw": True, **OLLAMA}),
-    "Anthropic's messages": (
-        "/v1/messages",
-        {"messages": ASKED, "max_tokens": 40, "temperature": 0},
-    ),
-    "OpenAI's responses": (
-        "/v1/responses",
-        {"input": SAID, "max_output_tokens": 40, "temperature": 0},
-    ),
-}
-OF_A_TEMPLATE: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "a tool call": (HERMES, "/v1/chat/completions", TOOLS),
-    "a thought": (QWEN, "/v1/chat/completions", CHAT),
-}
-KINDS = {kind.value.decode(): kind for kind in Kind}
 
 
 async def streamed(served: Served, route: str, body: dict[str, Any]) -> AsyncIterator[str]:
@@ -109,51 +60,6 @@ async def broken(
     return "\n".join(lines)
 
 
-def heard(route: str, reply: str) -> dict[str, Any]:
-    """What a caller has of a stream, without ids, times and cuts, which chance decides."""
-    if route in KINDS:
-        return _as_told(reply, KINDS[route])
-    if route.startswith("/api/"):
-        return _as_lines(reply)
-    events = [json.loads(line[6:]) for line in reply.splitlines() if line.startswith("data: {")]
-    kinds = [event["type"] for event in events]
-    last = events[-1]["response"] if route == "/v1/responses" else events[-2]
-    deltas = [event["delta"] for event in events if event["type"].endswith("delta")]
-    texts = [delta if isinstance(delta, str) else delta.get("text", "") for delta in deltas]
-    return {
-        "text": "".join(texts),
-        "kinds": [kind for kind in kinds if not kind.endswith("delta")],
-        "usage": last["usage"],
-        "why": last.get("status") or last["delta"]["stop_reason"],
-    }
-
-
-def _as_told(reply: str, kind: Kind) -> dict[str, Any]:
-    delivered = Delivered()
-    delivered.add(reply.encode() + b"\n\n")
-    told = told_by(delivered, kind)
-    chunks = [read_chunk(event) for event in delivered.events() if event != b"[DONE]"]
-    assert len({chunk.id for chunk in chunks}) == 1
-    assert reply.count('"stop":true') == len(told.finishes) or not kind.is_raw
-    assert sum(c.delta.role is not None for chunk in chunks for c in chunk.choices) <= 1
-    assert reply.count('"finish_reason":"') == len(told.finishes) or kind.is_raw
-    return {"texts": told.texts, "why": told.finishes, "usage": told.usage, "done": told.is_done}
-
-
-def _as_lines(reply: str) -> dict[str, Any]:
-    lines = [json.loads(line) for line in reply.splitlines()]
-    said = [line.get("message", line) for line in lines]
-    last = lines[-1]
-    return {
-        "text": "".join(told.get("content", told.get("response", "")) for told in said),
-        "thought": "".join(told.get("thinking", "") for told in said),
-        "why": (last["done"], last["done_reason"]),
-        "usage": (last["prompt_eval_count"], last["eval_count"]),
-        "n_ends": sum(line["done"] for line in lines),
-        "n_context": len(last.get("context", ())),
-    }
-
-
 def anew(fleet: FleetOfOne) -> None:
     """A new child, that has nothing cached: on a cached prompt a greedy text may differ."""
     fleet.unload(fleet.model.model_id)
@@ -179,6 +85,22 @@ async def test_a_stream_whose_child_is_killed_is_the_one_that_a_child_alone_writ
     route, body = FORMS[form]
     async with engine(tmp_path) as (fleet, served):
         await assert_unbroken(fleet, served, route, body, chance=Random(form))
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize("at", [12, 14, 27], ids=["on the seam", "in the second", "in the third"])
+async def test_of_several_choices_the_one_that_was_told_goes_on_and_the_rest_are_asked_for(
+    tmp_path: Path, at: int
+) -> None:
+    body = {**TEXT, "n": 3, "max_tokens": 12, "ignore_eos": True}
+    async with engine(tmp_path) as (fleet, served):
+        alone = heard("/v1/completions", await whole(served, "/v1/completions", body))
+        anew(fleet)
+        found = await broken(fleet, served, "/v1/completions", body, at=at)
+
+    assert heard("/v1/completions", found) == alone
+    assert set(alone["why"]) == {0, 1, 2}
+    assert fleet.leases == 0
 
 
 @pytest.mark.llama

@@ -10,7 +10,7 @@ from planners.plan import InstanceId
 from planners.view import InLine
 from planners.waiting.line import Priority
 from supervisor.leases.lease import LineFull, ModelUnavailable, Stopping
-from supervisor.leases.lease_book import QUESTIONS, Heir, LeaseBook, Opening, Waiter
+from supervisor.leases.lease_book import HEIRS_S, QUESTIONS, Heir, LeaseBook, Opening, Waiter
 
 M = ModelId("m")
 I1, I2 = InstanceId("i1"), InstanceId("i2")
@@ -529,3 +529,19 @@ async def test_the_end_of_one_lease_can_be_waited_for(book: LeaseBook) -> None:
     async with asyncio.timeout(5):
         await back
         await book.until_back(first)
+
+
+async def test_a_slot_is_kept_no_longer_for_an_heir_who_does_not_come(book: LeaseBook) -> None:
+    book.open(opening(n_slots=2), now_s=0.0)
+    old = [ask(book).granted.result() for _ in range(2)]
+    book.close(I1)
+    book.open(inherited(), now_s=1.0)
+
+    lease = book.take(M, now_s=HEIRS_S + 1.5)
+    others = [book.take(M, now_s=HEIRS_S + 1.5) for _ in range(2)]
+    late = book.ask(M, caller="a", now_s=HEIRS_S + 1.5, after=old[0])
+
+    assert lease is not None
+    assert lease.slot == 0
+    assert [other.slot for other in others if other is not None] == [1, 2]
+    assert not is_served(late)

@@ -102,6 +102,41 @@ async def test_callers_wait_in_the_line_while_nothing_runs(fleet_world: MakeWorl
         assert (await world.kinds()).count("instance.planned") == 2
 
 
+async def test_a_model_unloaded_between_its_two_launches_stays_unloaded(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world() as world:
+        await world.served_by()
+        leave_room_for_one(world)
+        world.order(load_s=0.5)
+        moving = asyncio.create_task(moved(world, parallel=1))
+        await world.until(lambda: not world.fleet.running())
+
+        assert world.fleet.unload(TINY)
+
+        with pytest.raises(MoveFailed, match="unload was asked for"):
+            await moving
+        assert world.fleet.running() == ()
+        assert (await world.kinds()).count("instance.planned") == 1
+
+
+async def test_a_model_unloaded_while_its_next_launch_loads_does_not_come_back(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world() as world:
+        await world.served_by()
+        leave_room_for_one(world)
+        world.order(load_s=5.0)
+        moving = asyncio.create_task(moved(world, parallel=1))
+        await world.until(lambda: world.state() is InstanceState.LOADING)
+
+        assert world.fleet.unload(TINY)
+
+        with pytest.raises(MoveFailed, match="unload was asked for"):
+            await moving
+        await world.until(lambda: not world.fleet.running())
+
+
 async def test_what_can_not_pause_ends_first(fleet_world: MakeWorld) -> None:
     async with fleet_world() as world:
         async with world.fleet.lease(TINY, caller="a", can_pause=False) as lease:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from planners.hardware import DeviceKind
-from planners.pressure import PressureRules
+from planners.pressure import PlaceCourse, PressureRules
 from planners.sizes import GIB
 from planners.view import InstanceState
 from supervisor.devices.sighting import Reading, Sighting
@@ -159,3 +159,23 @@ async def test_waves_of_others_need_move_nothing_more_often_than_the_rest_allows
                 await read_anew(world)
 
         assert (await world.kinds()).count("migration.begun") <= 1
+
+
+async def test_what_was_known_of_memory_counts_no_more_once_nobody_looked(
+    fleet_world: MakeWorld,
+) -> None:
+    card = OneCard()
+    async with fleet_world(sources=(card,)) as world:
+        world.fleet.pressure.rules = replace(QUICK, dwell_s=600.0)
+        await world.served_by(keep_alive_s=math.inf)
+        card.free_bytes = GIB // 2
+        await world.until(lambda: any(p.is_short for p in known(world)))
+
+        world.fleet.unload(TINY)
+
+        await world.until_state(None)
+        await world.until(lambda: not known(world))
+
+
+def known(world: World) -> tuple[PlaceCourse, ...]:
+    return tuple(world.fleet.pressure.course.places.values())
