@@ -143,7 +143,15 @@ def _check(settings: "Config") -> None:
         _fail(str(exc), EXIT_USAGE)
     for warning in settings.warnings:
         click.echo(f"warning: {warning}", err=True)
-    click.echo(f"{settings.file or 'no configuration file, built-in defaults'}: ok")
+    click.echo(f"{_read(settings)}: ok")
+
+
+def _read(settings: "Config") -> str:
+    """What the settings come from: file, variables, options."""
+    file, others = settings.file, ", ".join(settings.beside_file)
+    if others:
+        return f"{file or 'no configuration file'}, with {others}"
+    return file or "no configuration file, built-in defaults"
 
 
 def _fail(sentence: str, status: int) -> NoReturn:

@@ -24,7 +24,7 @@ from inferenceosd.settings.config import Config
 from inferenceosd.settings.error import ConfigError
 from planners.backends import Engine, RejectedEngine
 from planners.hardware import HOST, DeviceId, HardwareProfile
-from planners.layout.outlook import Outlook, asking, grouped
+from planners.layout.outlook import NamedTwice, Outlook, asking, each_once, grouped
 from planners.model import ModelId, ServedModel
 from planners.moving.by_hand import BadMove, ByHand
 from planners.moving.relief import ours_bytes
@@ -187,14 +187,13 @@ class Control:
         parallel: int | None,
         hardware: HardwareProfile | None,
     ) -> tuple[Outlook, ...]:
-        """How they would be launched beside each other, each once however often it is named."""
-        asked = {
-            served.model_id: asking(served, context=context, parallel=parallel)
-            for served in map(self._served, names)
-        }
-        planned = await self._parts.fleet.prospects.outlooks(
-            tuple(asked.values()), elsewhere=hardware
-        )
+        """How they would be launched beside each other. Raises BadRequest for one named twice."""
+        try:
+            models = each_once([(name, self._served(name)) for name in names])
+        except NamedTwice as exc:
+            raise BadRequest(str(exc), param="models") from exc
+        asked = tuple(asking(each, context=context, parallel=parallel) for each in models)
+        planned = await self._parts.fleet.prospects.outlooks(asked, elsewhere=hardware)
         return grouped(planned, self._config.fleet.groups)
 
     async def profile(self) -> str:

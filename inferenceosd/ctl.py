@@ -162,8 +162,9 @@ def plan(
 ) -> None:
     """Show how MODEL would be launched now, and why; loads nothing.
 
-    Of several, how they would be launched beside each other: memory, speed and what each concession
-    cost by model, then the sum by device, and which of them a [[group]] keeps apart.
+    Of several, how they would be launched beside each other: memory, speed, what each concession
+    cost and what is left alone by model, then the sum by device, and which of them a [[group]]
+    keeps apart.
 
     Memory by device with what is free and what is left, the layers' places, predicted speed, the
     flags, each concession, each device left alone and why, and what one more GiB would bring.
@@ -191,13 +192,13 @@ def plan(
 @main.command()
 @click.option(
     "--record",
-    type=click.File("w", encoding="utf-8", lazy=True),
+    type=click.Path(),
     metavar="FILE",
     help="Write it as JSON for `plan --hardware`.",
 )
 @as_json_option
 @click.pass_obj
-def profile(door: Door, record: TextIO | None, as_json: bool) -> None:
+def profile(door: Door, record: str | None, as_json: bool) -> None:
     """Show the hardware: memory, devices and their links, disks.
 
     Asks the daemon; without one it looks for itself, which takes some seconds more.
@@ -214,8 +215,20 @@ def profile(door: Door, record: TextIO | None, as_json: bool) -> None:
         text = found_here(profile_here)
     recorded = found_here(lambda: decode_profile(text))
     if record is not None:
-        record.write(text)
+        _write(record, text)
     click.echo(text.rstrip() if as_json else profile_text(recorded))
+
+
+def _write(path: str, text: str) -> None:
+    """Make it the file's text; "-" is standard output. Ends the program where that is refused."""
+    if path == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as exc:
+        fail(f"{path} cannot be written: {exc.strerror}")
 
 
 @main.command()
@@ -308,12 +321,20 @@ def reload(door: Door) -> None:
 def logs(door: Door, model: str, tail: int, follow: bool) -> None:
     """Print the last lines that the llama-server of MODEL wrote.
 
-    Of the one that runs or, from the state folder, of the last one that did. --follow goes on over
-    launches until Ctrl-C, or until the daemon stops, which is exit status 0; 1 where it broke off.
+    Of the one that runs or, from the state folder, of the last one that did, which works without a
+    daemon too. --follow goes on over launches until Ctrl-C, or until the daemon stops, which is
+    exit status 0; 1 where it broke off.
     """
     query: Query = {"model": model, "tail": tail}
     if follow:
         show_stream(door.follow("/logs", Followed, query=query), lines=report.followed_log)
+        return
+    if door.is_silent():
+        with lean_imports():
+            from inferenceosd.commands.offline import log_here
+            from inferenceosd.commands.plan_question import found_here
+
+        click.echo(report.log_text(found_here(partial(log_here, model, tail=tail))))
         return
     door.get("/logs", LogReport, query=query).show(report.log_text, as_json=False)
 

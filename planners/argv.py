@@ -77,6 +77,8 @@ def _options(plan: LaunchPlan, *, socket_path: str, slot_dir: str) -> Iterator[_
     if "," not in plan.model_id:  # a comma would make it two names
         yield _Option(("--alias", "-a"), plan.model_id, is_needed=False)
     yield from _door(socket_path, slot_dir)
+    if plan.chat_template:
+        yield _Option(("--chat-template",), plan.chat_template)  # after --jinja, which it needs
     yield from _slots(plan)
     yield from _placement(plan)
     yield from _companions(plan)

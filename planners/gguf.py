@@ -34,6 +34,8 @@ _POOLING = {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
 _BLOCK = re.compile(r"(?:enc\.|dec\.)?blk\.(\d{1,4})\.")
 _INPUTS = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.")
 _NOT_LOADED = ("v.", "mm.", "a.")  # a vision or audio tower inside a text model's file
+_READ_TWICE = ("bitnet",)  # whose output is read from token_embd where that lies
+_FIRST = ("token_embd_norm.", "per_layer_model_proj.", "per_layer_proj_norm.")
 _SHORT_CONVOLUTIONS = ("lfm2", "lfm2moe")  # their token_embd_norm is the output's
 
 
@@ -133,8 +135,8 @@ def _blocks(
         match = _BLOCK.match(tensor.name)
         if match is not None:
             inside.setdefault(int(match[1]), []).append(tensor)
-        elif tensor.name.startswith("token_embd_norm.") and not is_output:
-            # The engine loads it with the first layer, not with the input (llama-arch.cpp).
+        elif tensor.name.startswith(_FIRST) and not is_output:
+            # The engine loads them with the first layer, not with the input (llama-arch.cpp).
             inside.setdefault(0, []).append(tensor)
         else:
             outside.append(tensor)
@@ -165,7 +167,9 @@ def _ends(arch: str, others: list[Tensor]) -> tuple[int, int]:
 
 
 def _is_tied(arch: str, by_name: dict[str, Tensor]) -> bool:
-    return "output.weight" not in by_name and (arch == "gemma-embedding" or arch not in ENCODERS)
+    if "output.weight" in by_name or arch in _READ_TWICE:
+        return False
+    return arch == "gemma-embedding" or arch not in ENCODERS
 
 
 def _dimension(tensor: Tensor | None, axis: int) -> int:

@@ -69,6 +69,16 @@ class Device:
         return self.device_id.startswith(("rpc:127.", "rpc:localhost:", "rpc:[::1]:"))
 
     @property
+    def has_address(self) -> bool:
+        """True where its identity is its own, not what an engine calls it at this moment."""
+        return self.device_id.startswith(("pci:", "uuid:"))
+
+    @property
+    def is_slice(self) -> bool:
+        """True for a part of an NVIDIA card that MIG cut up."""
+        return self.device_id.startswith("uuid:MIG-")
+
+    @property
     def pci(self) -> str | None:
         """Its PCI address, "0000:01:00.0"; None where it has none or nobody tells."""
         bus, _, address = self.device_id.partition(":")
@@ -139,7 +149,8 @@ class Absence:
 class NoteKind(Enum):
     """What a note is about."""
 
-    DRIVER = "driver"  # a vendor's driver or library says nothing, or nonsense
+    DRIVER = "driver"  # a vendor's driver or library is not there, or says nonsense
+    FAULT = "fault"  # one that is there fails: its cards cannot be relied on
     ENGINE = "engine"  # an engine does not list its devices
     SERVER = "server"  # a ggml-rpc-server cannot be used
     DEVICE = "device"  # a device that was read well has a catch

@@ -10,7 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from planners.graph.compute import MARGIN_SHARE, device_compute_bytes, host_compute_bytes, n_outputs
+from planners.graph.compute import (
+    MARGIN_SHARE,
+    device_compute_bytes,
+    doubt_bytes,
+    host_compute_bytes,
+    n_outputs,
+)
 from planners.graph.fallback import host_weights, moved_bytes
 from planners.graph.kv_cache import F32_BYTES, LaunchShape, kept_bytes
 from planners.graph.repack import repacking_bytes
@@ -133,10 +139,14 @@ def _computes(
     if shape.split:
         sizes |= dict.fromkeys(dict(shape.split), device_compute_bytes(model, shape))
     expected = sizes if drawn is None else drawn
-    return {
-        device_id: (n_bytes, int(max(n_bytes, sizes[device_id]) * (1 + MARGIN_SHARE)) - n_bytes)
-        for device_id, n_bytes in expected.items()
-    }
+    if is_known(model):
+        # A search's estimate, whose drawing follows, or a file that lacks a tensor.
+        mosts = {device: int(max(n, sizes[device]) * (1 + MARGIN_SHARE))
+                 for device, n in expected.items()}  # fmt: skip
+    else:
+        largest = {device: max(n, sizes[device]) for device, n in expected.items()}
+        mosts = {device: n + doubt_bytes(model, shape, n) for device, n in largest.items()}
+    return {device: (n, mosts[device] - n) for device, n in expected.items()}
 
 
 def _kept(model: ModelInfo, shape: LaunchShape, owners: Sequence[DeviceId]) -> Counter[DeviceId]:

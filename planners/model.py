@@ -8,6 +8,7 @@ from enum import Enum
 from typing import NewType
 
 from planners.recipe import PLAIN, Recipe
+from planners.templates.given import GivenTemplate
 
 ModelId = NewType("ModelId", str)
 """The one name of a model, e.g. "SmolLM2-135M-Instruct.Q4_1"; aliases resolve to it."""
@@ -61,6 +62,8 @@ class LayerInfo:
     """Width of the feed-forward network, of one expert where there are some; 0 for none."""
     q_width: int = 0
     """Elements of Q per token, over all heads."""
+    index_width: int = 0
+    """Elements per token that an indexer keeps beside K, of K's type, to choose what is read."""
     state_width: int = 0
     """Elements (f32) of recurrent state per sequence; beside KV in layers that have both."""
     has_gate: bool = True
@@ -210,6 +213,8 @@ class ServedModel:
     """The folder of the store that holds it; "" for a file of its own."""
     manifest_digest: str = ""
     """Of its manifest there, hex."""
+    template: GivenTemplate | None = None
+    """What its store gives it, where its file has no chat template; None where nothing is given."""
 
     @property
     def shown_digest(self) -> str:

@@ -208,6 +208,7 @@ def _launch(search: Search, placed: Placed) -> LaunchPlan:
         draft_path=served.settings.draft_path,
         lora_paths=served.settings.lora_paths,
         extra_flags=served.settings.flags,
+        chat_template=served.template.jinja if served.template is not None else "",
         predicted=predicted,
         reasons=tuple(_reasons(search, placed, predicted=predicted, cache=cache)),
         n_cpu_moe=shape.n_cpu_moe,

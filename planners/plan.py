@@ -89,6 +89,8 @@ class LaunchPlan:
     predicted: tuple[DeviceBytes, ...]
     reasons: tuple[Reason, ...]
     """Each decision, in the order taken."""
+    chat_template: str = ""
+    """Jinja, for a model whose file has none; "" for the file's own."""
     n_cpu_moe: int = 0
     """The first so many layers keep their routed experts in the host's memory."""
     swa_full: bool = False

@@ -30,6 +30,7 @@ class ReasonKind(Enum):
     DRY_RUN = "dry-run"  # what the engine itself told of a launch, or is still to tell
     MEASURED = "measured"  # what launches and requests here taught
     OUT_OF_MEMORY = "out-of-memory"  # what a launch that died of memory taught
+    FLAGS = "flags"  # of the configuration that overrule the plan
     KEPT_ON_HOST = "kept-on-host"  # weights that a device cannot hold or compute with
 
 

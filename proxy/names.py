@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from planners.instances.purposes import for_embeddings
-from planners.model import BrokenFile, ServedModel, folded
+from planners.model import BrokenFile, BrokenKind, ServedModel, folded
 from planners.near_names import near_names
 from proxy.door import Door
 from proxy.errors import BadRequest, CloudModel, NotCapable, UnknownModel, UnusableModel
@@ -59,6 +59,16 @@ def check_writes(model: ServedModel) -> None:
         raise BadRequest(f'"{model.model_id}" does not support completions', param="model")
 
 
+def check_chats(model: ServedModel) -> None:
+    """Raises BadRequest for a model whose conversations cannot be put as its maker wants them."""
+    if model.template is not None and model.template.why_not:
+        raise BadRequest(
+            f'"{model.model_id}" cannot chat: its TEMPLATE is not rendered here, for'
+            f" {model.template.why_not}; send raw prompts, or create it anew with another TEMPLATE",
+            param="model",
+        )
+
+
 def embedder(model: ServedModel) -> ServedModel:
     """What gives the model's embeddings: a text model is launched apart for it.
 
@@ -74,11 +84,13 @@ def embedder(model: ServedModel) -> ServedModel:
     return found
 
 
-def unusable(name: str, broken: Iterable[BrokenFile]) -> UnusableModel | None:
-    """Why the model of that name is not offered, where its file is there; None where none is."""
+def unusable(name: str, broken: Iterable[BrokenFile]) -> UnusableModel | UnknownModel | None:
+    """Why the model of that name is not offered, where its file or a rule for it is there."""
     wanted = folded(name)
     for file in broken:
         if any(folded(own) == wanted for own in file.names):
+            if file.kind is BrokenKind.RULE:
+                return UnknownModel(name, f"model '{name}' not found: {file.reason}")
             return UnusableModel(name, file.reason)
     return None
 

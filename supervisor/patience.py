@@ -29,7 +29,7 @@ class PatientReader(Generic[T]):
     """
 
     def __init__(self, name: str, read: Callable[[], T], *, limit_s: float) -> None:
-        self._name, self._read, self._limit_s = name, read, limit_s
+        self.name, self._read, self._limit_s = name, read, limit_s
         self._pending: asyncio.Future[T] | None = None
         self._begun_s = 0.0
 
@@ -41,7 +41,7 @@ class PatientReader(Generic[T]):
             async with asyncio.timeout(max(0.0, left_s)):
                 return await asyncio.shield(pending)
         except TimeoutError as exc:
-            raise NoAnswer(source=self._name, limit_s=self._limit_s) from exc
+            raise NoAnswer(source=self.name, limit_s=self._limit_s) from exc
 
     def _begin(self) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
@@ -61,7 +61,7 @@ class PatientReader(Generic[T]):
             with suppress(RuntimeError):  # the loop closed meanwhile: nobody listens any more
                 loop.call_soon_threadsafe(answered, settle)
 
-        threading.Thread(target=run, name=f"read-{self._name}", daemon=True).start()
+        threading.Thread(target=run, name=f"read-{self.name}", daemon=True).start()
         return pending
 
 

@@ -24,17 +24,18 @@ from planners.hardware import (
     NoteKind,
     Storage,
 )
-from planners.instances.absence import absences, remembered
+from planners.instances.absence import absences, known_again, remembered
 from planners.settings import PlacementRules
 from supervisor.devices.amd import AmdSource
 from supervisor.devices.apple import AppleSource
 from supervisor.devices.engine import EngineSource
 from supervisor.devices.host import HostSource
-from supervisor.devices.identity import devices_of
+from supervisor.devices.identity import devices_of, vendor_of
 from supervisor.devices.kernel_files import ROOT
 from supervisor.devices.nvidia_presence import NvidiaIfThere
 from supervisor.devices.rpc import RpcServers
 from supervisor.devices.rules import (
+    left_alone,
     ruled_device,
     ruled_host,
     sharing,
@@ -44,7 +45,7 @@ from supervisor.devices.rules import (
 )
 from supervisor.devices.sighting import DeviceSource, Reading, Sighting
 from supervisor.devices.storage import StorageSource
-from supervisor.devices.visibility import hiding
+from supervisor.devices.visibility import hidden, hiding
 from supervisor.devices.wake import WakeSource
 from supervisor.engines.trial import list_devices
 from supervisor.errors import SupervisorError
@@ -98,6 +99,9 @@ class HardwareProbe:
         self._turn = asyncio.Lock()
         self._looks_again = False
         self._seen: Mapping[DeviceId, Device] = {}
+        self._known: Mapping[DeviceId, Device] = {}
+        self._hidden: Mapping[DeviceId, str] = {}
+        self._cards: frozenset[DeviceId | None] | None = None
         self._engines: tuple[Engine, ...] = ()
         self._listings: dict[str, _Listing] = {}
         self.adopt(engines, rules)
@@ -107,7 +111,7 @@ class HardwareProbe:
         known = {e.path: self._listings[e.path] for e in engines if e in self._engines}
         self._listings = {e.path: known.get(e.path) or self._heard(e.devices) for e in engines}
         if {e.path for e in self._engines} != {e.path for e in engines}:
-            self._seen = {}  # other engines see other devices
+            self._seen = self._known = {}  # other engines see other devices
         self._engines, self._rules = tuple(engines), rules
         self._rpc.adopt(rules.rpc_servers, engines)
 
@@ -122,17 +126,19 @@ class HardwareProbe:
             storage = await self._read_storage()
             remote = await self._rpc.look()
         # From here on without an await: `adopt` may have come, and its engines count already.
-        devices = self._joined(vendors, now_s=now_s)
+        devices = known_again(self._joined(vendors, now_s=now_s), self._known)
+        self._hidden = {**self._hidden, **hidden(vendors, os.environ)}
         carved = {s.pci: s.carved_out for s in vendors if s.carved_out}
         local = tuple(
-            ruled_device(sharing(device, host, carved_out=carved.get(device.pci)), self._rules)
+            self._ruled(sharing(device, host, carved_out=carved.get(device.pci)))
             for device in devices
         )
+        self._known = {**self._known, **{d.device_id: d for d in local if d.has_address}}
         told = (
             *(note for reading in readings for note in reading.notes),
             *(Note(NoteKind.ENGINE, each.note) for each in self._listings.values() if each.note),
         )
-        ruled = (*local, *(ruled_device(device, self._rules) for device in remote.devices))
+        ruled = (*local, *(self._ruled(device) for device in remote.devices))
         return HardwareProfile(
             host=ruled_host(host, self._rules.memory),
             devices=ruled,
@@ -143,24 +149,50 @@ class HardwareProbe:
                 *unmatched(self._rules.devices, ruled),
             ),
             storage=storage,
-            absent=self._absences(ruled, [note.text for note in told], silent=dict(remote.silent)),
+            absent=self._absences(
+                ruled,
+                [note.text for note in told if note not in _asides(readings)],
+                silent=dict(remote.silent),
+                faults=self._faults(readings, ruled),
+            ),
         )
+
+    def _faults(self, readings: Sequence[Reading], devices: Sequence[Device]) -> tuple[str, ...]:
+        """What keeps cards away, but for those that engines reach past a library that fails."""
+        reached = {vendor_of(device.name) for device in devices if device.engine_names}
+        return tuple(
+            note.text
+            for reader, reading in zip(self._readers, readings, strict=True)
+            if reading.sightings or vendor_of(reader.name) not in reached
+            for note in reading.notes
+            if note.kind is NoteKind.FAULT
+        )
+
+    def _ruled(self, device: Device) -> Device:
+        return ruled_device(device, self._rules, is_hidden=device.device_id in self._hidden)
 
     def _remarks(self, devices: Sequence[Device]) -> Iterator[Note]:
         """What an operator should know of this machine's devices that were read well."""
         envs = ((engine.backend, child_env(engine, os.environ)) for engine in self._engines)
-        hidden = [each for backend, env in envs for each in hiding(backend, env)]
-        yield from unserved(devices, hiding=hidden)
-        yield from unclear(devices, hiding=hidden)
+        told = [each for backend, env in envs for each in hiding(backend, env)]
+        yield from unserved(devices, hiding=told)
+        yield from unclear(devices, hiding=told)
+        yield from left_alone(devices, self._hidden)
 
     def _absences(
-        self, devices: Sequence[Device], told: Sequence[str], *, silent: Mapping[DeviceId, str]
+        self,
+        devices: Sequence[Device],
+        told: Sequence[str],
+        *,
+        silent: Mapping[DeviceId, str],
+        faults: Sequence[str],
     ) -> tuple[Absence, ...]:
         if not self._engines:
             return ()  # not tried yet, or none runs: no device could be usable
-        seen, rules = self._seen, self._rules.devices
-        self._seen = remembered(seen, devices)
-        return absences(devices, rules=rules, seen=seen, told=told, silent=silent)
+        seen = self._seen = remembered(self._seen, devices)
+        return absences(
+            devices, rules=self._rules.devices, seen=seen, told=told, silent=silent, faults=faults
+        )
 
     def leave_alone(self, rpc_servers: Iterable[str]) -> None:
         """Ask none of these servers until called again: they work for children of ours."""
@@ -204,12 +236,14 @@ class HardwareProbe:
 
     async def _refresh_listings(self, vendors: Sequence[Sighting], *, now_s: float) -> None:
         """Ask those engines anew that alone know how much is free on a device we may use."""
+        if self._have_changed(vendors):
+            self.look_again()
         asks_all, self._looks_again = self._looks_again, False
         by_vendors = self._joined(vendors, now_s=inf)
         wanted = {
             name
             for device in by_vendors
-            if device.free_bytes is None and ruled_device(device, self._rules).use
+            if device.free_bytes is None and self._ruled(device).use
             for name in device.engine_names
         }
         for engine in self._engines:
@@ -220,6 +254,11 @@ class HardwareProbe:
                 heard = await self._listed(engine, listing)
                 if engine.path in self._listings:
                     self._listings[engine.path] = heard
+
+    def _have_changed(self, vendors: Sequence[Sighting]) -> bool:
+        """True where cards came or went since the last look: engines number them anew."""
+        before, self._cards = self._cards, frozenset(s.device_id for s in vendors)
+        return before is not None and before != self._cards
 
     async def _listed(self, engine: Engine, last: _Listing) -> _Listing:
         """A new listing; the last one with a note, and nothing known free, where none comes."""
@@ -244,8 +283,20 @@ class HardwareProbe:
         return source.read().sightings, child_env(engine, os.environ)
 
 
+def _asides(readings: Sequence[Reading]) -> list[Note]:
+    """What sources note that read their cards all the same, such as a want of names."""
+    return [
+        note
+        for reading in readings
+        for note in reading.notes
+        if reading.sightings and note.kind is not NoteKind.FAULT
+    ]
+
+
 async def _read(reader: PatientReader[Reading]) -> Reading:
     try:
         return await reader.read()
-    except (OSError, NoAnswer) as exc:  # of the kernel's files, or no descriptor to open them with
+    except NoAnswer as exc:
+        return Reading(notes=(Note(NoteKind.FAULT, str(exc)),))
+    except OSError as exc:  # of the kernel's files, or no descriptor to open them with
         return Reading(notes=(Note(NoteKind.DRIVER, str(exc)),))

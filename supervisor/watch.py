@@ -11,6 +11,7 @@ from time import monotonic, time
 import structlog
 
 from planners.hardware import Device, DeviceId, DeviceKind, HardwareProfile
+from planners.instances.absence import is_renamed
 from supervisor.probe import HardwareProbe
 from supervisor.records.journal import Journal
 from supervisor.suspend import SLEPT_S, suspended_s
@@ -120,5 +121,10 @@ def _here(profile: HardwareProfile) -> list[Device]:
 
 
 def _only_in(devices: Iterable[Device], others: Iterable[Device]) -> list[Device]:
-    known = {device.device_id for device in others}
-    return [device for device in devices if device.device_id not in known]
+    known = list(others)
+    ids = {device.device_id for device in known}
+    return [
+        device
+        for device in devices
+        if device.device_id not in ids and not any(is_renamed(device, o) for o in known)
+    ]

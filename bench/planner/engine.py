@@ -17,6 +17,7 @@ from supervisor.engines.trial import has_tiles, parse_flags
 from tests.fakes.rpc_servers import free_port
 
 MOST_S = 20.0  # a launch; a cold shader cache or a busy machine
+TWINS = 3  # devices that the one software device can be shown as
 READY = "reserve took"  # the last buffer line is out; a warm decode may compile for a minute
 
 
@@ -39,6 +40,12 @@ def live_engine() -> Engine:
         path.write_bytes(tiny_model())
         said = launch(path, ("--device", "none"), engine)
     return replace(engine, has_tiles=has_tiles(said))
+
+
+def with_twins(engine: Engine) -> Engine:
+    """`engine` with the one software device shown to it several times, as so many local ones."""
+    env = dict(engine.env) | {"GGML_VK_VISIBLE_DEVICES": ",".join("0" * TWINS)}
+    return replace(engine, env=tuple(env.items()))
 
 
 def launch(path: Path, flags: Sequence[str], engine: Engine) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from planners.graph.fallback import SOFTWARE_BINDING_BYTES, is_remote
 from planners.graph.kv_cache import CELL_STEP, LaunchShape, padded
 from planners.hardware import DeviceId
+from planners.layout.asked import NO_FLASH_ATTENTION
 from planners.layout.partition import engine_blocks
 from planners.model import ModelInfo
 
@@ -96,7 +97,8 @@ def launch_shape(options: Asked, model: ModelInfo, *, devices: Sequence[DeviceId
         n_ubatch=n_ubatch,
         type_k=options.last("-ctk") or "f16",
         type_v=options.last("-ctv") or "f16",
-        flash_attn=options.last("-fa") not in ("off", "0", "false"),
+        flash_attn=options.last("-fa") not in ("off", "0", "false")
+        and model.architecture not in NO_FLASH_ATTENTION,
         embedding=embedding,
         kv_unified=unified,
         swa_full="--swa-full" in options.values,

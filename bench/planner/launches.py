@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from random import Random
 
+from bench.planner.engine import TWINS
 from bench.planner.shapes import ENCODERS
 from tests.fakes.tiny_models import TinyModel
 
@@ -16,7 +17,8 @@ def random_flags(rng: Random, model: TinyModel, servers: Sequence[str]) -> tuple
 
 def _placed(rng: Random, model: TinyModel, servers: Sequence[str]) -> Iterator[str]:
     n_all = model.n_layer + 1
-    where = rng.choices(("full", "partial", "remote", "processor"), (4, 3, 3, 1))[0]
+    kinds = ("full", "partial", "remote", "twins", "processor")
+    where = rng.choices(kinds, (4, 3, 3, 2, 1))[0]
     if where == "processor":
         yield from ("--device", "none")
         return
@@ -31,6 +33,10 @@ def _placed(rng: Random, model: TinyModel, servers: Sequence[str]) -> Iterator[s
         yield from ("--rpc", ",".join(servers[:count]), "-ts", ",".join(shares))
         if is_alone:
             yield from ("--device", ",".join(names))
+    if where == "twins":
+        names = [f"Vulkan{i}" for i in range(rng.choice((2, 2, TWINS)))]
+        shares = [str(rng.choice((1, 1, 2, 3))) for _ in names]
+        yield from ("--device", ",".join(names), "-ts", ",".join(shares))
     if any("expert_count" in key for key in model.numbers) and rng.random() < 0.4:
         yield from (("-cmoe",) if rng.random() < 0.3 else ("-ncmoe", str(rng.randint(1, n_all))))
     if rng.random() < 0.06:

@@ -13,7 +13,8 @@ from pathlib import Path
 from random import Random
 from time import monotonic
 
-from bench.planner.engine import READY, live_engine
+from bench.planner.engine import READY, TWINS, live_engine, with_twins
+from bench.planner.real import REAL, write_real
 from bench.planner.rows import Reported, Row
 from bench.planner.scores import Error, compared
 from planners.argv import child_argv, child_env
@@ -23,21 +24,24 @@ from planners.graph.buffers import BufferKind, BufferLine, measured, parse_buffe
 from planners.graph.fallback import SOFTWARE_BINDING_BYTES, is_remote
 from planners.graph.kv_cache import LaunchShape
 from planners.graph.repack import ends_the_engine
+from planners.graph.reservation import is_known
 from planners.hardware import HOST, DeviceId
 from planners.layout.dry_runs import PreflightFailed, Told
 from planners.memory import output_buffer_bytes, output_growth_bytes, predict
 from planners.model import ModelId, ModelInfo
 from planners.plan import DeviceBytes, LaunchPlan
-from planners.preflight import corrected, is_told_of
+from planners.preflight import as_told, is_told_of
 from supervisor.children.child import Child, running
 from supervisor.preflight import PreflightCache, preflight
 from tests.fakes.rpc_servers import rpc_server
 from tests.fakes.tiny_models import tiny_models, write
 
-VULKAN = DeviceId("vulkan:Vulkan0")
+VULKANS = tuple(DeviceId(f"vulkan:Vulkan{i}") for i in range(TWINS))
+"""One software device, shown as several where more than the first is used."""
+VULKAN = VULKANS[0]
 LOAD_S = 60.0  # a cold shader cache has cost as much
 RPC_REST_S = 1.0  # backoff
-_HEAD_BYTES = 4 << 20
+_HEAD_BYTES = 16 << 20
 
 
 class LaunchDied(Exception):
@@ -48,7 +52,8 @@ class LaunchDied(Exception):
 class Live:
     """One launch: what both predictions said, what the engine reported.
 
-    Over several devices and remote ones there is no dry run: `dry` is the closed form's there.
+    Over several devices and remote ones no plan goes by a dry run: there `dry` is the closed
+    form's, and `dry_anyway` what it would have been.
     """
 
     name: str
@@ -58,6 +63,7 @@ class Live:
     dry: tuple[DeviceBytes, ...] | PreflightFailed
     reported: tuple[DeviceBytes, ...]
     dry_s: float | None
+    dry_anyway: tuple[DeviceBytes, ...] | PreflightFailed
     died: str = ""
     """The engine's last lines where it did not come up; nothing was reported then."""
 
@@ -108,8 +114,9 @@ def rpc_servers(count: int) -> Iterator[tuple[str, ...]]:
 
 
 def read(path: Path) -> ModelInfo:
-    """What a small file is."""
-    return parse_model(path.read_bytes()[:_HEAD_BYTES], file_bytes=path.stat().st_size)
+    """What a file with a small header is."""
+    with path.open("rb") as stream:
+        return parse_model(stream.read(_HEAD_BYTES), file_bytes=path.stat().st_size)
 
 
 def plan_of(path: Path, info: ModelInfo, shape: LaunchShape, *, engine: Engine) -> LaunchPlan:
@@ -132,7 +139,8 @@ def plan_of(path: Path, info: ModelInfo, shape: LaunchShape, *, engine: Engine) 
 
 def _engine_names(shape: LaunchShape) -> dict[DeviceId, str]:
     remote = [device for device, _ in shape.split if is_remote(device)]
-    return {VULKAN: "Vulkan0"} | {device: f"RPC{i}" for i, device in enumerate(remote)}
+    local = {device: f"Vulkan{i}" for i, device in enumerate(VULKANS)}
+    return local | {device: f"RPC{i}" for i, device in enumerate(remote)}
 
 
 def reaching(engine: Engine, servers: Sequence[str]) -> Engine:
@@ -197,12 +205,13 @@ def launches(rng: Random, info: ModelInfo, servers: Sequence[str]) -> Iterator[L
     common = LaunchShape(
         n_ctx=rng.choice((512, 1024, 4096)) * n_parallel, n_parallel=n_parallel, n_batch=size,
         n_ubatch=size, flash_attn=rng.random() < 0.7, embedding=info.is_embedding,
-        backend="vulkan", binding_limits=((VULKAN, SOFTWARE_BINDING_BYTES),),
+        backend="vulkan", binding_limits=tuple((d, SOFTWARE_BINDING_BYTES) for d in VULKANS),
     )  # fmt: skip
     n_all = info.n_layer + 1
     yield common
     yield replace(common, split=((VULKAN, n_all),))
     yield replace(common, split=((VULKAN, rng.randint(1, n_all - 1)),))
+    yield replace(common, split=tuple(zip(VULKANS, _shares(rng, n_all, 2), strict=False)))
     if servers:
         counts = _shares(rng, n_all, len(servers) + 1)
         devices = [*(DeviceId(f"rpc:{server}") for server in servers), VULKAN]
@@ -217,13 +226,17 @@ def _shares(rng: Random, total: int, count: int) -> list[int]:
     return [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
 
 
-async def handful(*, seed: int, models: int, folder: Path) -> list[Live]:
-    """Launches of a seeded choice of models in `folder`, each predicted, run dry and loaded."""
+async def handful(*, seed: int, models: int, folder: Path, real: int = 0) -> list[Live]:
+    """Launches of a seeded choice of models in `folder`, each predicted, run dry and loaded.
+
+    `real`: so many of them have the shapes of models that people run.
+    """
     rng, engine = Random(seed), live_engine()
-    chosen = rng.sample(tiny_models(), models)
+    chosen = [(write, model) for model in rng.sample(tiny_models(), models)]
+    chosen += [(write_real, model) for model in rng.sample(REAL, real)]
     found = []
-    for model in chosen:
-        path = write(model, folder)
+    for write_model, model in chosen:
+        path = write_model(model, folder)
         info = read(path)
         # Anew for each: a killed client has been seen to take a server with it.
         with rpc_servers(rng.choice((2, 3))) as servers:
@@ -235,9 +248,9 @@ async def handful(*, seed: int, models: int, folder: Path) -> list[Live]:
 def measured_parts(
     plan: LaunchPlan, info: ModelInfo, shape: LaunchShape, told: Told
 ) -> tuple[DeviceBytes, ...]:
-    """The plan's bytes with what its dry run told, as placement takes it."""
+    """The plan's bytes with what its dry run told."""
     output, growth = output_buffer_bytes(info, shape), output_growth_bytes(info, shape)
-    return corrected(plan.predicted, told, output_bytes=output, growth_bytes=growth)
+    return as_told(plan.predicted, told, output_bytes=output, growth_bytes=growth)
 
 
 async def one(
@@ -246,18 +259,19 @@ async def one(
     """One launch."""
     used = [server for server in servers if any(server in device for device, _ in shape.split)]
     engine = reaching(engine, used)
+    if any(device in VULKANS[1:] for device, _ in shape.split):
+        engine = with_twins(engine)
     may_repack = not (engine.has_tiles and ends_the_engine(info))
     shape = replace(shape, host_tiles=engine.has_tiles and may_repack)
     plan = plan_of(path, info, shape, engine=engine)
-    dry: tuple[DeviceBytes, ...] | PreflightFailed = plan.predicted
-    dry_s = None
-    if is_told_of(device for device, _ in shape.split):
-        started_s = monotonic()
-        told = await preflight(
-            plan, engine=engine, cache=PreflightCache(None), environ=os.environ, cwd=path.parent
-        )
-        dry_s = monotonic() - started_s
-        dry = told if isinstance(told, PreflightFailed) else measured_parts(plan, info, shape, told)
+    started_s = monotonic()
+    told = await preflight(
+        plan, engine=engine, cache=PreflightCache(None), environ=os.environ, cwd=path.parent
+    )
+    dry_s = monotonic() - started_s
+    anyway = told if isinstance(told, PreflightFailed) else measured_parts(plan, info, shape, told)
+    devices = [device for device, _ in shape.split]
+    dry = anyway if is_told_of(devices, is_known=is_known(info)) else plan.predicted
     died = ""
     try:
         actual = await _twice(plan, engine=engine, cwd=path.parent)
@@ -265,4 +279,4 @@ async def one(
         actual, died = (), str(exc) or "it took too long"
     where = "+".join(f"{name}:{layers}" for _, name, layers in plan.devices) or "processor"
     name = f"{path.stem} {where} -c {shape.n_ctx} -np {shape.n_parallel} -ub {shape.n_ubatch}"
-    return Live(name, info, shape, plan.predicted, dry, actual, dry_s, died)
+    return Live(name, info, shape, plan.predicted, dry, actual, dry_s, anyway, died)

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bench.planner.engine import READY, launch, live_engine
+from bench.planner.engine import READY, launch, live_engine, with_twins
 from bench.planner.launches import random_flags
 from bench.planner.shapes import ARCHITECTURES, random_model
 from planners.backends import Engine
@@ -68,6 +68,16 @@ def measured_rows(
 
 
 def _row(name: str, model: TinyModel, path: Path, rng: Random, engine: Engine) -> dict[str, Any]:
+    launched = random_launch(model, path, rng, engine)
+    about = {"id": name, "model": model.name, "arch": model.architecture}
+    return about | launched | {"gguf": described(model, path)}
+
+
+def random_launch(model: TinyModel, path: Path, rng: Random, engine: Engine) -> dict[str, Any]:
+    """The part of a row that tells of the launch: flags, and what the engine said.
+
+    `model` decides what is chosen from; `path` is what is launched.
+    """
     folder = Path(engine.path).parent
     with ExitStack() as held:
         # Addresses are chosen first: a choice of flags must not start servers for nothing.
@@ -76,12 +86,12 @@ def _row(name: str, model: TinyModel, path: Path, rng: Random, engine: Engine) -
             if any(f"server{i}" in flag for flag in flags):
                 address = held.enter_context(rpc_server(folder)).address
                 flags = tuple(flag.replace(f"server{i}", address) for flag in flags)
-        heard = launch(path, flags, engine)
+        has_twins = any("Vulkan1" in flag for flag in flags)
+        heard = launch(path, flags, with_twins(engine) if has_twins else engine)
     resolved, buffers, error = told(heard)
     return {
-        "id": name, "model": model.name, "arch": model.architecture, "source": "load",
-        "build": _build(heard), "flags": list(flags), "ok": error is None, "error": error,
-        "resolved": resolved, "buffers": buffers, "gguf": described(model, path),
+        "source": "load", "build": _build(heard), "flags": list(flags), "ok": error is None,
+        "error": error, "resolved": resolved, "buffers": buffers,
     }  # fmt: skip
 
 

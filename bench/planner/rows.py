@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bench.planner.drafts import ALL_BLOCKS
+from bench.planner.engine import TWINS
 from bench.planner.flags import Asked, NotModelled, asked, launch_shape
 from planners.errors import PlanError
 from planners.ggml.header import GgufArray, GgufError, GgufHeader, Scalar, Tensor
@@ -104,7 +106,7 @@ def _row(at: str, row: Any, shapes: Mapping[str, Any]) -> Row | Left:
 
 def _judgeable(name: str, row: dict[str, Any], shapes: Mapping[str, Any]) -> Row:
     options = asked([str(flag) for flag in row["flags"]])
-    model = rebuilt(row["gguf"])
+    model = rebuilt(row["gguf"] if "gguf" in row else shapes[str(row["model"])])
     if model.architecture in NOT_SERVED:
         raise NotModelled(f"{model.architecture}, which loads and then aborts")
     told = row.get("resolved", {}).get("fa_resolved")
@@ -138,10 +140,10 @@ def _devices(options: Asked) -> list[DeviceId]:
         return []
     remote = (options.last("--rpc") or "").split(",")
     found = {f"RPC{i}": DeviceId(f"rpc:{server}") for i, server in enumerate(remote) if server}
-    found["Vulkan0"] = DeviceId("Vulkan0")
     named = options.last("--device")
     if named is None:
-        return [*found.values()]
+        return [*found.values(), DeviceId("Vulkan0")]
+    found |= {name: DeviceId(name) for name in (f"Vulkan{i}" for i in range(TWINS))}
     if not found.keys() >= {*named.split(",")}:
         raise NotModelled(f"--device {named}")
     return [found[name] for name in named.split(",")]
@@ -192,6 +194,8 @@ def rebuilt(told: Mapping[str, Any]) -> ModelInfo:
 
 
 def _tensors(told: Mapping[str, Any]) -> list[Tensor]:
+    if "tensors" in told:
+        return [*_spelled_out(told)]
     arch, outside = told["kv"]["general.architecture"], told["nonlayer_bytes"]
     if arch not in KNOWN:
         return _sums(told)
@@ -210,6 +214,15 @@ def _tensors(told: Mapping[str, Any]) -> list[Tensor]:
         found += _typed(routed, experts)
         found += _typed(dense, layer - experts)
     return found
+
+
+def _spelled_out(told: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Tensors that the row names, those of all blocks alike once."""
+    n_layer = told["kv"][f"{told['kv']['general.architecture']}.block_count"]
+    for name, (shape, type_name) in told["tensors"].items():
+        blocks = range(n_layer) if f".{ALL_BLOCKS}." in name else (0,)
+        for i in blocks:
+            yield _tensor(name.replace(ALL_BLOCKS, str(i)), tuple(shape), type_name)
 
 
 def _tensor(name: str, shape: tuple[int, ...], type_name: str) -> Tensor:

@@ -131,6 +131,16 @@ class Door:
             return False
         return True
 
+    def is_silent(self) -> bool:
+        """True when nobody listens there, which a socket that is not ours to use does not say."""
+        try:
+            self._connect()
+        except PermissionError:
+            return False
+        except OSError:
+            return True
+        return False
+
     def _reach(self) -> None:
         """Ends the program with a precise sentence where nobody listens: httpx does not tell."""
         try:

@@ -13,6 +13,7 @@ from planners.hardware import Device, DeviceKind, HardwareProfile, NoteKind
 from planners.model import BrokenKind
 from planners.sizes import GIB, MIB, format_size
 from proxy.admin.status import StatusReport
+from supervisor.devices.rules import ONE_SLICE, is_other_slice
 from supervisor.drivers import Card, Drivers
 
 LEAST_STATE_BYTES = 100 * MIB  # the journal's 100 000 events take half of it
@@ -32,6 +33,11 @@ _BROKEN_REMEDIES = {
 _MISSING_DEVICE_REMEDY = (
     "see the checks of drivers below; if it is gone for good, set its use = false under [devices]"
 )
+_DRIVER_REMEDIES = {
+    NoteKind.DRIVER: "install what is missing, or, in a container, pass the card in: --gpus all for"
+    " NVIDIA's, --device /dev/dri for others",
+    NoteKind.FAULT: "restart the machine; where that does not help, install the driver anew",
+}
 _RIGHT_DRIVERS = {"NVIDIA": ("nvidia",), "AMD": ("amdgpu",), "Intel": ("i915", "xe")}
 
 
@@ -216,10 +222,12 @@ def _drivers(facts: Facts) -> Iterator[Check]:
     for card in cards:
         yield _driver(card)
     notes = () if facts.hardware is None else facts.hardware.notes
+    lends = any(card.driver not in (None, *_RIGHT_DRIVERS[card.vendor]) for card in cards)
     for note in notes:
-        if note.kind is NoteKind.DRIVER:
-            remedy = "install the driver anew and restart the machine"
-            yield _fail("driver", note.text, remedy)
+        if note.kind in _DRIVER_REMEDIES:
+            # Whose card is held by another driver may well do without its maker's library.
+            tell = _warn if lends and note.kind is NoteKind.DRIVER else _fail
+            yield tell("driver", note.text, _DRIVER_REMEDIES[note.kind])
 
 
 def _driver(card: Card) -> Check:
@@ -283,7 +291,9 @@ def _devices(facts: Facts) -> Iterator[Check]:
 def _unseen(device: Device, facts: Facts) -> Check:
     if device.kind is not DeviceKind.REMOTE:
         said = f"{device.name} is there, but no engine sees it"
-        return _warn("devices", said, _unseen_remedy(facts))
+        devices = () if facts.hardware is None else facts.hardware.devices
+        is_slice = is_other_slice(device, devices)
+        return _warn("devices", said, ONE_SLICE if is_slice else _unseen_remedy(facts))
     notes = () if facts.hardware is None else facts.hardware.notes
     why = (note.text for note in notes if note.device_id == device.device_id)
     remedy = "start ggml-rpc-server there, of this engine's version, or change rpc.servers"

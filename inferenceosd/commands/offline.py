@@ -1,4 +1,4 @@
-"""What `inferenceosctl` answers without a daemon: a file's plan, this machine's hardware.
+"""What `inferenceosctl` answers without a daemon: a file's plan, this machine's hardware, logs.
 
 Uses the same settings, engines and planners as the daemon would here.
 """
@@ -15,17 +15,36 @@ from planners.errors import PlanError
 from planners.gguf import GgufError
 from planners.hardware import HardwareProfile
 from planners.layout.other_machine import engines_there
-from planners.layout.outlook import Surroundings, asking, grouped, outlook, outlooks
+from planners.layout.outlook import (
+    NamedTwice,
+    Surroundings,
+    asking,
+    grouped,
+    outlook,
+    outlooks,
+)
 from planners.model import BrokenFile, ModelId, ServedModel
 from planners.profile_json import decode_profile
 from proxy.admin.plan import PlanReport, PlansReport, plan_report, plans_report
+from proxy.admin.records import LogReport
+from supervisor.children.child_logs import FOLDER, last_lines
 from supervisor.engines.backends import find_engines
+from supervisor.errors import SupervisorError
+from supervisor.models.catalogue import Catalogue
 from supervisor.models.gguf_files import file_at, read_model
 from supervisor.probe import HardwareProbe
 
 
 class CannotPlan(PlanError):
     """The file is no model, or cannot be read."""
+
+
+class NoLog(SupervisorError):
+    """No process of the model left a log here."""
+
+    def __init__(self, *, model_id: ModelId, folder: str) -> None:
+        self.model_id, self.folder = model_id, folder
+        super().__init__(f"no inferenceosd runs, and {folder} has no log of model '{model_id}'")
 
 
 def is_path(model: str) -> bool:
@@ -54,9 +73,11 @@ def plan_files(
     """Likewise for several files beside each other."""
     config = read_config(Options())
     models: dict[ModelId, ServedModel] = {}
-    for path in dict.fromkeys(map(os.path.abspath, paths)):
+    for path in map(os.path.abspath, paths):
         served = _served(path, config, context=context, parallel=parallel)
         if (twin := models.get(served.model_id)) is not None:
+            if os.path.realpath(path) == os.path.realpath(twin.path):
+                raise NamedTwice(model_id=served.model_id, names=(twin.path, path))
             raise CannotPlan(f"{path} and {twin.path} are both named {served.model_id}")
         models[served.model_id] = served
     machine, origin, around = _surroundings(config, hardware)
@@ -83,6 +104,24 @@ def profile_here() -> str:
     config = read_config(Options())
     engines = asyncio.run(_engines(config))
     return recorded_now(asyncio.run(_profile(config, engines)), dirs=config.model_dirs)
+
+
+def log_here(name: str, *, tail: int) -> LogReport:
+    """The last `tail` lines that a daemon of this configuration kept of the model's process.
+
+    Raises ConfigError, NoLog.
+    """
+    config = read_config(Options())
+    catalogue = Catalogue(
+        dirs=config.model_dirs, rules=config.models, defaults=config.model_defaults
+    )
+    asyncio.run(catalogue.scan())
+    served = catalogue.resolve(name)
+    model_id = ModelId(name) if served is None else served.model_id
+    folder = Path(config.state_dir) / FOLDER
+    if lines := last_lines(folder, model_id, tail):
+        return LogReport(model_id, lines)
+    raise NoLog(model_id=model_id, folder=str(folder))
 
 
 async def _engines(config: Config) -> tuple[Engine, ...]:

@@ -20,8 +20,9 @@ def plan_text(report: PlanReport) -> str:
     """The plan by place, its speed, its flags, and why; or why there is none."""
     if report.plan is None:
         said = _shortfall(report.shortfall) if report.shortfall else "no answer"
-        more = _listed("one more GiB", report.one_more_gib)
-        return _sections(_origin(report.origin), said, more)
+        lacks = report.shortfall is not None and report.shortfall.missing_bytes
+        none = "anywhere would not make it fit" if lacks else ""
+        return _sections(_origin(report.origin), said, _one_more_gib(report.one_more_gib, none))
     plan = report.plan
     stops = f"stops {', '.join(report.stops)}, which nobody uses" if report.stops else ""
     return _sections(
@@ -35,7 +36,7 @@ def plan_text(report: PlanReport) -> str:
             "why", [reason.text for reason in plan.reasons if reason.kind not in _TOLD_ELSEWHERE]
         ),
         _listed("not used", _unused(report.unused)),
-        _listed("one more GiB", report.one_more_gib),
+        _one_more_gib(report.one_more_gib, "would bring nothing that anybody would notice"),
     )
 
 
@@ -57,8 +58,9 @@ def _beside(report: PlanReport) -> str:
     if plan is None:
         return _shortfall(report.shortfall) if report.shortfall else "no answer"
     priced = [reason.text for reason in plan.reasons if reason.price is not None]
-    parts = (_head(plan), _places(report.places), _speed(plan), *(f"- {text}" for text in priced))
-    return "\n".join(parts)
+    spared = (f"not used: {line}" for line in _unused(report.unused))
+    why = (f"- {text}" for text in (*priced, *spared))
+    return "\n".join((_head(plan), _places(report.places), _speed(plan), *why))
 
 
 def _sums(report: PlansReport) -> str:
@@ -129,6 +131,13 @@ def _unused(devices: tuple[UnusedReport, ...]) -> list[str]:
         f"{name}: {reason}" if count == 1 else f"{count} × {name}: {reason}"
         for (name, reason), count in alike.items()
     ]
+
+
+def _one_more_gib(gains: Sequence[str], none: str) -> str:
+    """What it would bring; where that is nothing, `none`, unless it is ""."""
+    if gains:
+        return _listed("one more GiB", gains)
+    return none and f"one more GiB {none}"
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:

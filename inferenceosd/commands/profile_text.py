@@ -4,6 +4,7 @@ from inferenceosd.commands.tables import table
 from planners.hardware import Device, HardwareProfile, Host, Storage
 from planners.profile_json import RecordedProfile
 from planners.sizes import format_size
+from planners.speed import format_rate
 
 UNKNOWN = "?"
 NOTHING = "-"
@@ -78,4 +79,4 @@ def _micros(seconds: float | None) -> str:
 
 
 def _rate(bytes_per_s: float | None) -> str:
-    return UNKNOWN if bytes_per_s is None else f"{bytes_per_s / 1e9:.3g} GB/s"
+    return UNKNOWN if bytes_per_s is None else f"{format_rate(bytes_per_s / 1e9)} GB/s"

@@ -116,6 +116,8 @@ class Config:
     ollama_version: str
     warnings: tuple[str, ...]
     """What was ignored and why, each a sentence to be logged at start."""
+    beside_file: tuple[str, ...] = ()
+    """Variables and options that settings in force come from, in the order of their layers."""
 
     @property
     def keys_file(self) -> str:
@@ -252,7 +254,13 @@ def _assembled(
         log=LogSettings(values.get(keys.LOG_FORMAT), values.get(keys.LOG_LEVEL)),
         ollama_version=values.get(keys.OLLAMA_VERSION),
         warnings=warnings,
+        beside_file=_beside_file(settings, file),
     )
+
+
+def _beside_file(settings: Mapping[str, Setting], file: str | None) -> tuple[str, ...]:
+    sources = {setting.source for setting in settings.values()} - {file}
+    return tuple(sorted(sources, key=lambda name: (name.startswith("--"), name)))
 
 
 def _tls(values: Values, settings: Mapping[str, Setting]) -> tuple[str, str] | None:

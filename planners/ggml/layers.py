@@ -26,6 +26,7 @@ _SWA_PERIOD = {
     "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4, "llama4": 4, "exaone4": 4,
     "olmo2": 4, "plamo3": 8, "afmoe": 4, "smallthinker": 4,
 }  # fmt: skip
+_INDEXED = frozenset({"deepseek32", "glm-dsa"})
 _EXAONE_LAYERS = 64
 _LLAMA4_CHUNK = 8192
 _ROPE_PERIOD = 4
@@ -110,6 +111,7 @@ def layers(
                 value_width=0 if is_latent else value,
                 n_ff=widths_ff[i],
                 n_ff_expert=facts.integer("expert_feed_forward_length") or widths_ff[i],
+                index_width=_index_width(facts),
                 state_width=state_width(facts, kind, n_embd=n_embd, n_head=heads[i]),
                 has_rope=_has_rope(facts, i, kind, kinds),
             )
@@ -148,6 +150,7 @@ def _layer(
     value_width: int,
     n_ff: int,
     n_ff_expert: int,
+    index_width: int,
     state_width: int,
     has_rope: bool,
 ) -> LayerInfo:
@@ -164,6 +167,7 @@ def _layer(
         v_width=n_head_kv * value_width if keeps else 0,
         n_ff=n_ff_expert if expert_bytes else n_ff,
         q_width=n_head * key_width,
+        index_width=index_width if keeps else 0,
         state_width=state_width,
         has_gate=any(part.startswith("ffn_gate") and "inp" not in part for part in parts),
         has_qk_norm="attn_q_norm.weight" in parts,
@@ -192,6 +196,12 @@ def _within_block(name: str) -> str:
 def is_expert(name: str) -> bool:
     """True for the tensors that `--cpu-moe` keeps on the host: `ffn_(up|down|gate)_(ch|)exps`."""
     return "_exps" in name or "_chexps" in name
+
+
+def _index_width(facts: Facts) -> int:
+    """Elements of an indexer's one key per token (llama-kv-cache-dsa.cpp)."""
+    is_indexed = facts.architecture in _INDEXED
+    return facts.integer("attention.indexer.key_length") or 0 if is_indexed else 0
 
 
 def _head_widths(facts: Facts, kind: LayerKind, *, default: int) -> tuple[int, int]:

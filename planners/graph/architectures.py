@@ -29,15 +29,20 @@ _FOUR_POSITIONS = ("qwen35", "qwen35moe", "qwen2vl", "qwen3vl", "qwen3vlmoe")
 _SIGMOID = 2  # llama.h, LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID
 
 
-def draw(build: Builder, layers: Sequence[Placed], *, output: int, host: int) -> None:
-    """Put the whole graph into `build`: `layers` in order, the output layer on backend `output`."""
+def draw(build: Builder, layers: Sequence[Placed], *, output: int, last: int, host: int) -> None:
+    """Put the whole graph into `build`: `layers` in order, then the output layer.
+
+    Its norm lies on backend `last`, its matrix on `output`.
+    """
     if build.model.architecture in BERTS:
         draw_encoder(build, layers, host=host)
     else:
-        _draw_decoder(build, layers, output=output, host=host)
+        _draw_decoder(build, layers, output=output, last=last, host=host)
 
 
-def _draw_decoder(build: Builder, layers: Sequence[Placed], *, output: int, host: int) -> None:
+def _draw_decoder(
+    build: Builder, layers: Sequence[Placed], *, output: int, last: int, host: int
+) -> None:
     arch = build.model.architecture
     build.norm_op = _norm_op(build.model)
     x = first = embedded(build, host)
@@ -71,7 +76,8 @@ def _draw_decoder(build: Builder, layers: Sequence[Placed], *, output: int, host
             x = draw_layer(at, x)
         if at.is_odd and first.view_src is not None:
             x = like("add", x, view(first, *x.ne[:2], nb=first.nb))
-    draw_output(build, x, None if arch not in _LATE_OUTPUTS else out_ids, output=output)
+    late = out_ids if arch in _LATE_OUTPUTS else None
+    draw_output(build, x, late, output=output, last=last)
 
 
 def _norm_op(model: ModelInfo) -> str:

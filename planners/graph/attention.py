@@ -60,10 +60,10 @@ def qkv(
             for width, count in heads
         )
     else:
-        products = [
-            build.biased(at, name, build.linear(at, name, x))
-            for name in ("attn_q", "attn_k", "attn_v")
-        ]
+        names = ("attn_q", "attn_k", "attn_v")
+        has_v = at.layer.weight("attn_v.weight") is not None
+        made = [build.biased(at, name, build.linear(at, name, x)) for name in names[: 2 + has_v]]
+        products = made if has_v else [*made, made[1]]  # K's serves as V in some layers of gemma4
         if build.model.architecture in _WHOLE_NORMS:
             q, k, v = products
             products = [build.norm(at, "attn_q_norm", q), build.norm(at, "attn_k_norm", k), v]
@@ -116,15 +116,13 @@ def _gated_attention(build: Builder, at: Placed, x: Node, positions: Node) -> No
 def _latent_attention(build: Builder, at: Placed, x: Node, positions: Node) -> Node:
     """MLA with absorbed products (deepseek2.cpp)."""
     n, layer = build.n, at.layer
+    if layer.weight("attn_kv_b.weight") is not None:
+        return _expanded_attention(build, at, x, positions)
     k_b = needed(build.weight(at, "attn_k_b.weight"), "attn_k_b")
     v_b = needed(build.weight(at, "attn_v_b.weight"), "attn_v_b")
     rank, nope = k_b.ne[1], k_b.ne[0]
     rope = layer.k_width - rank
-    if layer.weight("attn_q_a.weight") is not None:
-        q = build.norm(at, "attn_q_a_norm", build.linear(at, "attn_q_a", x))
-        q = build.linear(at, "attn_q_b", q)
-    else:
-        q = build.linear(at, "attn_q", x)
+    q = _compressed_q(build, at, x)
     both = build.linear(at, "attn_kv_a_mqa", x)
     latent = view(both, rank, n, nb=both.nb)
     k_pe = like(
@@ -139,3 +137,33 @@ def _latent_attention(build: Builder, at: Placed, x: Node, positions: Node) -> N
     q, k = concat(absorbed, q_pe), concat(latent, k_pe)
     x = build.attend(at, q, k, latent, v_b=v_b)
     return build.linear(at, "attn_output", x)
+
+
+def _compressed_q(build: Builder, at: Placed, x: Node) -> Node:
+    if at.layer.weight("attn_q_a.weight") is None:
+        return build.linear(at, "attn_q", x)
+    q = build.norm(at, "attn_q_a_norm", build.linear(at, "attn_q_a", x))
+    return build.linear(at, "attn_q_b", q)
+
+
+def _expanded_attention(build: Builder, at: Placed, x: Node, positions: Node) -> Node:
+    """MLA whose latent row is expanded to K and V of every head, which are kept (plm.cpp)."""
+    n, heads = build.n, max(at.layer.n_head_kv, 1)
+    head, v_head = at.layer.k_width // heads, at.layer.v_width // heads
+    kv_b = needed(build.weight(at, "attn_kv_b.weight"), "attn_kv_b")
+    rank, nope = kv_b.ne[0], kv_b.ne[1] // heads - v_head
+    rope = head - nope
+    q = _compressed_q(build, at, x)
+    steps = (4, 4 * head, q.nb[1], q.nb[2])
+    q_nope, q_pe = (view(q, width, heads, n, nb=steps) for width in (nope, rope))
+    both = build.linear(at, "attn_kv_a_mqa", x)
+    latent = build.norm(at, "attn_kv_a_norm", view(both, rank, n, nb=both.nb))
+    k_pe = view(both, rope, 1, n, nb=(4, both.nb[1], both.nb[1], both.nb[2]))
+    kv = mul_mat(kv_b, latent)
+    steps = (4, 4 * (nope + v_head), kv.nb[1], kv.nb[2])
+    k_nope, v = view(kv, nope, heads, n, nb=steps), view(kv, v_head, heads, n, nb=steps)
+    v = reshape(cont(v), v_head, heads, n)
+    q_pe, k_pe = like("rope", q_pe, positions), like("rope", k_pe, positions)
+    q = concat(q_nope, q_pe)
+    k = concat(k_nope, Node("repeat", q_pe.ne, src=(k_pe, q_pe)))
+    return build.linear(at, "attn_output", build.attend(at, q, k, v))

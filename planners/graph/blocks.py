@@ -30,7 +30,6 @@ from planners.model import LayerInfo, LayerKind, ModelInfo, WeightInfo
 ROTATED_STEP = 64  # quantised caches of such head widths are rotated (llama-kv-cache.cpp)
 
 _SQUARED = ("nemotron", "arcee")
-_GATES_WITHIN = ("phi3", "glm4")  # the gate is the first half of ffn_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,12 +305,17 @@ class Builder:
             x = like("glu", self.biased(at, f"ffn_gate{suffix}", gate), up)
         elif self.model.architecture.startswith(_SQUARED):
             x = like("sqr", like("unary", up))
-        elif self.model.architecture in _GATES_WITHIN:
+        elif self._has_gate_within(at, f"ffn_down{suffix}", up):
             x = Node("glu", (up.ne[0] // 2, *up.ne[1:]), src=(up,))
         else:
             x = like("unary", up)
         x = self.linear(at, f"ffn_down{suffix}", x)
         return self.biased(at, f"ffn_down{suffix}", x)
+
+    def _has_gate_within(self, at: Placed, down: str, up: Node) -> bool:
+        """Whether the first half of `up` is the gate of the rest, as in phi3, glm4 and chatglm."""
+        weight = self.weight(at, f"{down}.weight")
+        return weight is not None and up.ne[0] == 2 * weight.ne[0]
 
     # Inputs
 

@@ -5,12 +5,29 @@ matter: the widest stage decides. The stages were read from llama.cpp's graphs a
 launches of llama-server b10434.
 """
 
+from collections.abc import Iterable
+from math import prod
+
+from planners.graph.fallback import is_remote
 from planners.graph.families import BERTS
 from planners.graph.kv_cache import F32_BYTES, LaunchShape, kv_cells, padded
-from planners.model import LayerInfo, LayerKind, ModelInfo
+from planners.model import LayerInfo, LayerKind, ModelInfo, WeightInfo
 
+_PIPELINED = ("vulkan", "cuda", "hip")  # whose devices are asynchronous and have events
+_PIPELINED_COPIES = 4  # ggml-backend.cpp, GGML_SCHED_MAX_COPIES
 MAMBA_1 = ("mamba", "jamba")
 MARGIN_SHARE = 0.2  # the least that left no measured launch more than 2 % above its bound
+LIKENESS_SHARE = 0.4  # of graphs drawn by likeness, or estimated
+_ROWS_BESIDE = 5  # activations that an unknown graph may keep longer
+_READ = frozenset({
+    "attn_norm", "attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "attn_q_norm",
+    "attn_k_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "ffn_up", "ffn_gate",
+    "ffn_down", "ffn_gate_inp", "ffn_up_exps", "ffn_gate_exps", "ffn_down_exps", "ffn_up_shexp",
+    "ffn_gate_shexp", "ffn_down_shexp", "exp_probs_b", "attn_sinks", "token_embd", "output",
+    "output_norm", "token_embd_norm", "position_embd", "token_types", "cls",
+})  # fmt: skip
+"""Weights that estimates and drawings by likeness count on."""
+_TABLE = "per_layer_token_embd"  # read by rows
 _MASK_BYTES = {True: 2, False: 4}  # f16 with flash attention, f32 without
 _INDEX_BYTES = 8  # without flash attention V is written through one i64 per element
 _ENCODER_FFN_ROWS = 1  # bert's graph frees each row before the next
@@ -19,17 +36,60 @@ _ENCODER_FFN_ROWS = 1  # bert's graph frees each row before the next
 def device_compute_bytes(model: ModelInfo, shape: LaunchShape) -> int:
     """Bytes reserved on each device that holds layers."""
     n = n_tokens(shape)
-    peak = _inputs_bytes(model, shape, n) + _peak_bytes(model, shape, n)
+    copies = n_copies(shape, is_whole=shape.n_gpu_layers > model.n_layer)
+    peak = _inputs_bytes(model, shape, n) * copies + _peak_bytes(model, shape, n)
+    peak += (copies - 1) * _rows(model.n_embd, n)  # what comes from the device before
     if shape.n_gpu_layers <= model.n_layer or shape.n_cpu_moe:
         # Large batches borrow the device for weights that lie on the host: one copy at a time.
         peak += model.largest_tensor_bytes
     return peak
 
 
+def doubt_bytes(model: ModelInfo, shape: LaunchShape, n_bytes: int) -> int:
+    """By how much a buffer may exceed what likeness says: the graph may be another one.
+
+    The price of rows that are kept longer, of what weights put out that no likeness reads, of
+    an indexer's scores, of states read and written, and of the largest weight once more, where it
+    is lent.
+    """
+    n = n_tokens(shape)
+    states = 2 * max((layer.state_width for layer in model.layers), default=0)
+    rows = _ROWS_BESIDE * model.n_embd + _unread_width(model)
+    is_lent = shape.split and shape.n_gpu_layers <= model.n_layer
+    lent = model.largest_tensor_bytes if is_lent else 0
+    # What else passes from one device to the next is held as often as all that does.
+    copies = n_copies(shape, is_whole=shape.n_gpu_layers > model.n_layer)
+    kept = copies * _rows(rows, n) + _rows(states, shape.n_parallel)
+    kept += _rows(_score_width(model, shape), n)
+    return int(n_bytes * LIKENESS_SHARE) + kept + lent
+
+
+def _score_width(model: ModelInfo, shape: LaunchShape) -> int:
+    """Elements per token of an indexer's scores, of every cell by each of its heads."""
+    indexed = next((layer for layer in model.layers if layer.index_width), None)
+    heads = dict(model.metadata).get(f"{model.architecture}.attention.indexer.head_count")
+    if indexed is None or not isinstance(heads, int):
+        return 0
+    return heads * kv_cells(model, indexed, shape)
+
+
+def _unread_width(model: ModelInfo) -> int:
+    """Elements per token that weights put out which no likeness reads: of a layer, and outside."""
+    objects = dict(zip(map(id, model.layers), model.layers, strict=True))
+    inside = max((_width_out(layer.weights) for layer in objects.values()), default=0)
+    return inside + 2 * _width_out(model.ends)
+
+
+def _width_out(weights: Iterable[WeightInfo]) -> int:
+    unread = [w for w in weights if len(w.shape) > 1 and w.name.rsplit(".", 1)[0] not in _READ]
+    return sum(w.shape[0] if w.name.startswith(_TABLE) else prod(w.shape[1:]) for w in unread)
+
+
 def host_compute_bytes(model: ModelInfo, shape: LaunchShape) -> int:
     """Bytes reserved on the host: the graph's inputs, or all of it where the host computes."""
     n = n_tokens(shape)
-    inputs = _inputs_bytes(model, shape, n) + 2 * _rows(model.n_embd, n)
+    copies = n_copies(shape, is_whole=shape.n_gpu_layers > model.n_layer)
+    inputs = _inputs_bytes(model, shape, n) * copies + (copies + 1) * _rows(model.n_embd, n)
     if not shape.split or _leaves_recurrent_layers(model, shape):
         return inputs + _peak_bytes(model, shape, n)
     return inputs
@@ -51,6 +111,19 @@ def n_tokens(shape: LaunchShape) -> int:
 def n_outputs(model: ModelInfo, shape: LaunchShape) -> int:
     """Tokens of one batch that have outputs (tools/server, server_output_limits)."""
     return shape.n_batch if shape.embedding or not model.is_causal else shape.n_parallel
+
+
+def n_copies(shape: LaunchShape, *, is_whole: bool) -> int:
+    """Batches that are under way at once, one device working on each: 1 without a pipeline.
+
+    With every layer on devices that all work on their own (llama-context.cpp, pipeline_parallel);
+    a remote one does not.
+    """
+    is_plain = is_whole and not (shape.kv_on_host or shape.n_cpu_moe or shape.on_host)
+    is_alone = len(shape.split) < 2 or any(is_remote(device) for device, _ in shape.split)
+    if is_alone or not is_plain or shape.backend not in _PIPELINED:
+        return 1
+    return _PIPELINED_COPIES
 
 
 def _rows(width: int, n: int) -> int:

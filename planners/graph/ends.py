@@ -44,13 +44,13 @@ def end(model: ModelInfo, name: str, backend: int) -> Node | None:
     return head_weight(found, backend)
 
 
-def draw_output(build: Builder, x: Node, out_ids: Node | None, *, output: int) -> None:
+def draw_output(build: Builder, x: Node, out_ids: Node | None, *, output: int, last: int) -> None:
     model = build.model
     early = model.architecture == "gpt-oss"
     if out_ids is not None and early:
         x = get_rows(x, out_ids)
     x = like(build.norm_op, x)
-    norm = end(model, "output_norm.weight", output) or end(model, "token_embd_norm.weight", output)
+    norm = end(model, "output_norm.weight", last) or end(model, "token_embd_norm.weight", last)
     if norm is not None:
         x = like("mul", x, norm)
     if model.is_encoder:

@@ -86,7 +86,8 @@ def layer_kv_bytes(model: ModelInfo, layer: LayerInfo, shape: LaunchShape) -> in
         # A transposed V is as wide in every layer as in the widest.
         v_width = max(other.v_width for other in model.layers)
     k, v = cache_type(shape.type_k), cache_type(shape.type_v)
-    return cells * (k.row_bytes(layer.k_width) + v.row_bytes(v_width))
+    rows = k.row_bytes(layer.k_width) + k.row_bytes(layer.index_width) + v.row_bytes(v_width)
+    return cells * rows
 
 
 def kv_cells(model: ModelInfo, layer: LayerInfo, shape: LaunchShape) -> int:

@@ -12,13 +12,13 @@ from itertools import pairwise
 from planners.graph.allocation import ENDLESS, most_bytes, reserved_bytes
 from planners.graph.architectures import draw, odd_layers
 from planners.graph.blocks import Builder, Placed
-from planners.graph.compute import n_outputs, n_tokens
+from planners.graph.compute import n_copies, n_outputs, n_tokens
 from planners.graph.fallback import can_scan, host_weights, is_remote
 from planners.graph.families import DELTA_NETS, KNOWN
 from planners.graph.kv_cache import LaunchShape
 from planners.graph.outline import MOST_DRAWN_WHOLE, outline
 from planners.graph.reorder import reordered
-from planners.graph.schedule import Backends, Split, ordered, split
+from planners.graph.schedule import Backends, Split, leafs, ordered, split
 from planners.graph.tensors import Graph, Node, Undrawn
 from planners.hardware import HOST, DeviceId
 from planners.model import LayerInfo, LayerKind, ModelInfo
@@ -28,8 +28,11 @@ MOST_DRAWN = 64  # layers in one graph; each takes half a millisecond or two
 _TRIED_TOKENS = 16  # of each sequence, in the graph that fused operations are tried with
 _RESTRICTED = frozenset({"ssm_scan", "gated_delta_net", "flash_attn", "mul_mat"})
 _DELTA_WIDTHS = (16, 32, 64, 128)  # of V's heads (ggml-vulkan.cpp, GATED_DELTA_NET)
-_VULKAN_CHUNK = 1 << 30  # ggml-vulkan.cpp, suballocation_block_size
+# ggml-vulkan.cpp, suballocation_block_size: 1 GiB, or the most that the device lets allocate at
+# once. No log tells that, and Vulkan requires it to be 1 GiB at least (maintenance3).
+_VULKAN_CHUNK = 1 << 30
 _HEAD_STEP = 8  # ggml-vulkan.cpp, FLASH_ATTN_EXT
+_TURNS = 3  # splits per device: at its first layer, states go back once; and the model's two ends
 _REMEMBERED = 512  # reservations; a placement tries a few dozen
 _MODELS = 64  # whose equal layers are known
 
@@ -87,20 +90,32 @@ def _drawn(
     model: ModelInfo, shape: LaunchShape, owners: Sequence[DeviceId]
 ) -> Mapping[DeviceId, int]:
     known = _Known(model)
-    firsts = _firsts(known)
+    # Where kinds of layers take turns, what is free lies scattered, and no few stand for all.
+    devices = [device for device, _ in shape.split]
+    differ = _has_turns(known) and not _masks_alone_differ(model, shape)
+    is_mixed = differ and not all(map(is_remote, devices))
+    most_whole = MOST_DRAWN if is_mixed else MOST_DRAWN_WHOLE
+    sizes, is_torn = _outlined(known, shape, owners, most_whole=most_whole)
+    if is_torn and model.n_layer > most_whole:
+        # What each of them hands over is held for every batch under way, and never freed.
+        return _outlined(known, shape, owners, most_whole=model.n_layer)[0]
+    return sizes
+
+
+def _outlined(
+    known: _Known, shape: LaunchShape, owners: Sequence[DeviceId], *, most_whole: int
+) -> tuple[Mapping[DeviceId, int], bool]:
+    """Bytes, and whether batches under way at once hold more for every layer."""
+    model, firsts, odd = known.model, _firsts(known), _odd(known)
     *left, output_left = host_weights(model, shape, owners)
     all_devices = [device for device, _ in shape.split]
     limits = dict(shape.binding_limits)
-    odd = _odd(known)
     kinds = [*zip(firsts, odd, strict=True)]
     alike = _alike(known) if _masks_alone_differ(model, shape) else None
-    # Where kinds of layers take turns, what is free lies scattered, and no few stand for all.
-    is_mixed = alike is None and _has_turns(known) and not all(map(is_remote, all_devices))
     part = outline(
-        kinds, left, owners, devices=all_devices, limits=limits,
-        most_whole=MOST_DRAWN if is_mixed else MOST_DRAWN_WHOLE, alike=alike,
-    )  # fmt: skip
-    if len(part.layers) > MOST_DRAWN:
+        kinds, left, owners, devices=all_devices, limits=limits, most_whole=most_whole, alike=alike
+    )
+    if len(part.layers) > max(MOST_DRAWN, most_whole):
         raise Undrawn(f"{len(part.layers)} layers differ")
     devices = [device for device in all_devices if device in part.stand_in.values()]
     host = len(devices)
@@ -116,11 +131,14 @@ def _drawn(
         is_local=tuple(not is_remote(device) for device in devices),
         bindings=tuple(limits.get(device) for device in devices),
         output=host if output_left else place[owners[-1]],
+        last=place[owners[-1]],
         is_whole=is_whole,
         host_works=not is_whole or shape.kv_on_host or any(left) or bool(output_left),
+        n_copies=n_copies(shape, is_whole=is_whole),
     )
-    sizes = _reserved(sketch)
-    return {device: sizes[place[model_for]] for device, model_for in part.stand_in.items()}
+    sizes, n_splits = _reserved(sketch)
+    is_torn = sketch.n_copies > 1 and n_splits > _TURNS * len(devices)
+    return {device: sizes[place[stands]] for device, stands in part.stand_in.items()}, is_torn
 
 
 _Drawn = tuple[int, int, frozenset[str], bool]
@@ -138,11 +156,15 @@ class _Sketch:
     is_local: tuple[bool, ...]
     bindings: tuple[int | None, ...]
     output: int
-    """The output layer's backend."""
+    """Where the output's matrix lies."""
+    last: int
+    """The output layer's backend, whose norm stays there though the matrix may not."""
     is_whole: bool
     """Whether no layer lies on the host."""
     host_works: bool
     """Whether weights or caches beside the input's lie on the host."""
+    n_copies: int
+    """Batches that are under way at once."""
 
     @property
     def host(self) -> int:
@@ -151,17 +173,19 @@ class _Sketch:
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _reserved(sketch: _Sketch) -> tuple[int, ...]:
-    """Bytes per backend."""
+def _reserved(sketch: _Sketch) -> tuple[tuple[int, ...], int]:
+    """Bytes per backend, and how often a prompt's graph goes from one to another."""
     model, shape = sketch.known.model, sketch.shape
     n = n_tokens(shape)
     is_fused = model.architecture not in DELTA_NETS or _fuses(sketch)
     n_out = min(n, n_outputs(model, shape))
-    prefill = _sizes(_drawing(sketch, n=n, n_outputs=n_out, is_fused=is_fused), sketch)
+    graph = _drawing(sketch, n=n, n_outputs=n_out, is_fused=is_fused).graph
+    splits = split(graph, _backends(sketch))
+    prefill = _allocated(splits, graph, sketch)
     if not _reserves_for_decode(sketch):
-        return prefill
+        return prefill, len(splits)
     decode = _of_decode(sketch, within=None if model.recurrent else prefill)
-    return tuple(max(sizes) for sizes in zip(prefill, decode, strict=True))
+    return tuple(max(sizes) for sizes in zip(prefill, decode, strict=True)), len(splits)
 
 
 def _of_decode(sketch: _Sketch, *, within: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -171,10 +195,12 @@ def _of_decode(sketch: _Sketch, *, within: tuple[int, ...] | None) -> tuple[int,
     those of a prompt that follow one another, and no more than one layer's are in use at a time.
     """
     if within is not None:
-        few = replace(sketch, layers=_each_once(sketch.layers))
+        # What layers hand on is held for every batch under way: then each of them counts.
+        layers = sketch.layers if sketch.n_copies > 1 else _each_once(sketch.layers)
+        few = replace(sketch, layers=layers)
         graph = _decode_graph(few)
         splits = split(graph, _backends(few))
-        most = most_bytes(ordered(splits), graph.leafs, n_backends=sketch.host + 1)
+        most = most_bytes(ordered(splits), leafs(splits, graph), n_backends=sketch.host + 1)
         if all(size <= limit for size, limit in zip(most, within, strict=True)):
             return within
     graph = _decode_graph(sketch)
@@ -215,7 +241,7 @@ def _drawing(sketch: _Sketch, *, n: int, n_outputs: int, is_fused: bool) -> Buil
         )
         for i, backend, left, is_odd in sketch.layers
     ]
-    draw(build, layers, output=sketch.output, host=host)
+    draw(build, layers, output=sketch.output, last=sketch.last, host=host)
     return build
 
 
@@ -317,16 +343,13 @@ def _all_fuse(sketch: _Sketch) -> bool:
     return ssm is not None and ssm.n_head > 0 and ssm.d_inner // ssm.n_head in _DELTA_WIDTHS
 
 
-def _sizes(build: Builder, sketch: _Sketch) -> tuple[int, ...]:
-    return _allocated(split(build.graph, _backends(sketch)), build.graph, sketch)
-
-
 def _allocated(splits: Sequence[Split], graph: Graph, sketch: _Sketch) -> tuple[int, ...]:
     if sketch.shape.backend == VULKAN:
         for run in splits:
             if run.backend < sketch.host and sketch.is_local[run.backend]:
                 run.nodes = reordered(run.nodes)
-    return reserved_bytes(ordered(splits), graph.leafs, chunk_bytes=_chunk_bytes(sketch))
+    nodes, first = ordered(splits), leafs(splits, graph)
+    return reserved_bytes(nodes, first, chunk_bytes=_chunk_bytes(sketch))
 
 
 def _chunk_bytes(sketch: _Sketch) -> Sequence[int]:
@@ -352,7 +375,7 @@ def _backends(sketch: _Sketch) -> Backends:
         return node.op not in _RESTRICTED or _runs(node, is_vulkan=is_vulkan, mixes_bf16=mixes_bf16)
 
     offloads = tuple(local and shape.op_offload for local in is_local)
-    return Backends(sketch.host + 1, offloads, supports)
+    return Backends(sketch.host + 1, offloads, supports, sketch.n_copies)
 
 
 def _runs(node: Node, *, is_vulkan: bool, mixes_bf16: bool) -> bool:

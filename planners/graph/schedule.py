@@ -5,7 +5,7 @@ they were loaded; all else follows them (ggml-backend.cpp, ggml_backend_sched_sp
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from planners.graph.tensors import VIEW_OPS, Graph, Node
 
@@ -20,6 +20,8 @@ class Backends:
     offloads: tuple[bool, ...]
     """Per backend: whether it takes over large products with weights in host memory."""
     supports: Callable[[int, Node], bool]
+    n_copies: int = 1
+    """How many batches are under way at once: inputs and what is copied are held so often."""
 
     @property
     def host(self) -> int:
@@ -35,6 +37,8 @@ class Split:
     nodes: list[Node]
     inputs: list[tuple[Node, Node]]
     """Pairs of a tensor and its copy."""
+    held: list[Node] = field(default_factory=list)
+    """What batches under way at once hold side by side: placed first, and never freed."""
 
 
 def split(graph: Graph, backends: Backends) -> list[Split]:
@@ -48,7 +52,11 @@ def split(graph: Graph, backends: Backends) -> list[Split]:
         if node.backend < 0:
             node.backend = _best_supported(node, backends)
     _follow_sources(graph, backends)
-    return _runs(graph.nodes)
+    inputs = _inputs(working) if backends.n_copies > 1 else []
+    runs = _runs(graph.nodes)
+    if backends.n_copies > 1:
+        _hold(runs, inputs, n_copies=backends.n_copies)
+    return runs
 
 
 def _from_locations(graph: Graph, backends: Backends) -> None:
@@ -169,6 +177,31 @@ def _away(node: Node) -> list[tuple[int, Node]]:
         if _home(source) != here:
             found.append((j, source))
     return found
+
+
+def _inputs(nodes: Iterable[Node]) -> list[Node]:
+    """The graph's inputs in the order in which they are first read."""
+    return [*dict.fromkeys(source for node in nodes for source in node.src if source.is_input)]
+
+
+def _hold(runs: Sequence[Split], inputs: Sequence[Node], *, n_copies: int) -> None:
+    """Have every input and every copy there once for each batch that is under way."""
+    for node in (*inputs, *(copy for run in runs for _, copy in run.inputs)):
+        others = [_twin(node) for _ in range(n_copies - 1)]
+        runs[0].held += [node, *others]
+    for node in runs[0].held:
+        node.is_input = node.is_output = True
+
+
+def _twin(node: Node) -> Node:
+    twin = Node("", node.ne, size=node.size, nb=node.nb, n_bytes=node.n_bytes)
+    twin.backend = node.backend
+    return twin
+
+
+def leafs(splits: Iterable[Split], graph: Graph) -> list[Node]:
+    """All leafs for the allocator, in its order."""
+    return [*(node for run in splits for node in run.held), *graph.leafs]
 
 
 def ordered(splits: Iterable[Split]) -> list[Node]:

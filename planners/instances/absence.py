@@ -1,15 +1,19 @@
 """Which wanted devices are missing, and why as far as anybody says. Pure.
 
-Wanted is what the operator's rules name to be used or limited, every configured RPC server, and
-what was here before and used.
+Wanted is what the operator's rules name to be used or limited, every configured RPC server, what
+was here before and used, and the cards of a driver that is there and fails.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from planners.hardware import Absence, Device, DeviceId, DeviceKind
 from planners.settings import DeviceRule
 
 NOBODY = "neither its driver nor an engine sees it"
+A_CARD = "a card"
+"""One that no source could read: nobody knows its name."""
+NEAR = 0.1  # engines report a card's usable memory, up to a tenth less than its vendor does
 
 
 def absences(
@@ -19,11 +23,13 @@ def absences(
     seen: Mapping[DeviceId, Device],
     told: Sequence[str],
     silent: Mapping[DeviceId, str],
+    faults: Sequence[str] = (),
 ) -> tuple[Absence, ...]:
     """Every wanted device that is missing, and why.
 
     `seen`: usable devices of before. `told`: what sources could not read, the likely reason.
-    `silent`: why RPC servers, by their first device, cannot be used.
+    `silent`: why RPC servers, by their first device, cannot be used. `faults`: of `told`, what
+    keeps cards away that may never have been seen.
     """
     here = {device.device_id: device for device in devices}
     why = "; ".join(told) or NOBODY
@@ -40,16 +46,63 @@ def absences(
         for rule in _wanting(rules)
         if all(rule_rank(rule, device) is None for device in (*devices, *_of(seen, missing)))
     )
-    return (*missing.values(), *remote, *named)
+    unread = () if missing else (Absence(A_CARD, fault) for fault in faults)
+    return (*missing.values(), *unread, *remote, *named)
 
 
 def remembered(
     seen: Mapping[DeviceId, Device], devices: Sequence[Device]
 ) -> Mapping[DeviceId, Device]:
-    """`seen` with what is here and usable now; remote devices have a health of their own."""
+    """`seen` with what is here and usable now; remote devices have a health of their own.
+
+    A card that got its address only now, since its driver came late, is no longer looked for under
+    the name that an engine gave it.
+    """
     kinds = (DeviceKind.SOFTWARE, DeviceKind.REMOTE)
     here = {d.device_id: d for d in devices if _is_usable(d) and d.use and d.kind not in kinds}
-    return {**seen, **here}
+    kept = {
+        device_id: before
+        for device_id, before in seen.items()
+        if not any(is_renamed(before, now) for now in devices)
+    }
+    return {**kept, **here}
+
+
+def known_again(devices: Sequence[Device], seen: Mapping[DeviceId, Device]) -> tuple[Device, ...]:
+    """`devices`; a card that only engines tell of now keeps the identity it had before.
+
+    A vendor's library that hangs or fails takes a card's address along, not the card: plans that
+    run on it, rules and what was learned go by the address.
+    """
+    here = {device.device_id for device in devices}
+    away = [before for before in seen.values() if before.device_id not in here]
+    return tuple(_known(device, away) for device in devices)
+
+
+def is_renamed(one: Device, other: Device) -> bool:
+    """True where both are one card, once by its address and once by an engine's name for it."""
+    if one.has_address == other.has_address or DeviceKind.REMOTE in (one.kind, other.kind):
+        return False
+    return bool({*one.engine_names} & {*other.engine_names}) and _alike(one, other)
+
+
+def _known(device: Device, away: Sequence[Device]) -> Device:
+    if device.has_address or device.free_bytes is None:  # None: an engine said so once, not now
+        return device
+    matching = [before for before in away if is_renamed(before, device)]
+    if len(matching) != 1:
+        return device
+    (before,) = matching
+    return replace(before, engine_names=device.engine_names, free_bytes=device.free_bytes)
+
+
+def _alike(one: Device, other: Device) -> bool:
+    """Whether their sizes could be one card's; an integrated GPU's is what the host can lend."""
+    sizes = (one.total_bytes, other.total_bytes)
+    if DeviceKind.INTEGRATED in (one.kind, other.kind) or None in sizes:
+        return True
+    known = [size for size in sizes if size is not None]
+    return max(known) - min(known) <= NEAR * max(known)
 
 
 def rule_rank(rule: DeviceRule, device: Device) -> int | None:

@@ -7,6 +7,7 @@ from planners.ggml.types import CACHE_TYPES
 from planners.graph.compute import MAMBA_1
 from planners.graph.kv_cache import padded, padded_context
 from planners.hardware import HOST
+from planners.layout.overruling import overruled
 from planners.lessons.rates import Rates
 from planners.model import LayerInfo, ModelInfo, ServedModel
 from planners.reasons import Price, Reason, ReasonKind, Unit
@@ -21,7 +22,7 @@ DEVICE_UBATCHES = (512, 256, 128)  # 512 is llama.cpp's default; halving it halv
 HOST_UBATCHES = (512, 256, 128, 64, 32)
 PREFILL_STEP_S = 1.0  # a caller who leaves in prefill frees the slot within about this
 AUTOMATIC_TYPES = ("f16", "q8_0")  # half the bytes at a loss that perplexity hardly shows
-_NO_FLASH_ATTENTION = ("grok",)  # llama-context.cpp turns it off for these
+NO_FLASH_ATTENTION = ("grok",)  # llama-context.cpp turns it off for these
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ def asked(served: ServedModel, *, rules: PlacementRules, least_context: int = 0)
     """
     info = served.info
     notes = [Reason(ReasonKind.FILE, warning) for warning in info.warnings]
+    notes += overruled(served.settings.flags)
     fixed = served.settings.context or rules.context
     trained = info.n_ctx_train or LEAST_CONTEXT
     if fixed is not None and fixed > trained:
@@ -68,7 +70,7 @@ def asked(served: ServedModel, *, rules: PlacementRules, least_context: int = 0)
     if least_context > (fixed or 0):
         text = f"context {min(least_context, trained)} at least: a caller asked for it"
         notes.append(Reason(ReasonKind.CONTEXT, text))
-    flash_attn = info.architecture not in _NO_FLASH_ATTENTION
+    flash_attn = info.architecture not in NO_FLASH_ATTENTION
     types = _cache_types(info, rules=rules, flash_attn=flash_attn, notes=notes)
     if info.architecture in MAMBA_1:
         text = "some of its state-space tensors stay on the host: GPUs lack an operation"

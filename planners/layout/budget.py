@@ -168,7 +168,7 @@ def _budget(
     if not device.use:
         if device.kind is DeviceKind.SOFTWARE:
             return "it is the processor posing as a GPU"
-        return "the configuration says so"
+        return "the configuration says so, or a variable that hides it"
     engine_name = device.engine_name(backend)
     if engine_name is None and device.kind is DeviceKind.REMOTE and not device.engine_names:
         return "it does not answer"

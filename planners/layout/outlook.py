@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from planners.backends import Engine
+from planners.errors import PlanError
 from planners.hardware import HOST, Device, DeviceId, HardwareProfile
 from planners.instances.eviction import candidate, victims
 from planners.instances.groups import Group, conflict
@@ -26,6 +27,18 @@ if TYPE_CHECKING:
 
 _NOTHING: Mapping[DeviceId, int] = MappingProxyType({})
 MOST_TRIED = 5  # devices: each takes a plan of its own
+
+
+class NamedTwice(PlanError):
+    """A model cannot be planned beside itself."""
+
+    def __init__(self, *, model_id: ModelId, names: tuple[str, str]) -> None:
+        self.model_id, self.names = model_id, names
+        both = "" if names[0] == names[1] else f" ({names[0]}, {names[1]})"
+        super().__init__(
+            f"{model_id} is named twice{both}, and a model runs once: name it once; --parallel"
+            " plans more slots"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +81,16 @@ class Surroundings:
         there = tuple(others)
         theirs = taken(hardware, there)
         return replace(self, promised=theirs.promised, held=theirs.held, others=there)
+
+
+def each_once(named: Sequence[tuple[str, ServedModel]]) -> tuple[ServedModel, ...]:
+    """The models, by the names that they were asked by. Raises NamedTwice where two are of one."""
+    first: dict[ModelId, str] = {}
+    for name, served in named:
+        if served.model_id in first:
+            raise NamedTwice(model_id=served.model_id, names=(first[served.model_id], name))
+        first[served.model_id] = name
+    return tuple(served for _, served in named)
 
 
 def asking(served: ServedModel, *, context: int | None, parallel: int | None) -> ServedModel:

@@ -10,6 +10,7 @@ from planners.graph.fallback import binding_limits
 from planners.graph.kv_cache import LaunchShape
 from planners.graph.repack import repacks
 from planners.graph.reservation import is_drawn as has_known_graph
+from planners.graph.reservation import is_known
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.layout.budget import Budgets
 from planners.layout.dry_runs import DryRunKey, DryRuns, Reserved, Told
@@ -121,9 +122,14 @@ class Prediction:
         key = self.dry_run_key(engine, shape)
         return (
             measures(engine)
-            and is_told_of(device_id for device_id, _ in shape.split)
+            and is_told_of((device for device, _ in shape.split), is_known=self._is_known)
             and self.dry_runs.may_tell(key, self.served.model_id)
         )
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether the graph that is drawn is the model's own."""
+        return is_known(self.served.info)
 
     @property
     def is_better_than_estimates(self) -> bool:
@@ -148,7 +154,9 @@ class Prediction:
     ) -> tuple[DeviceBytes, ...]:
         output = output_buffer_bytes(self.served.info, shape)
         growth = output_growth_bytes(self.served.info, shape)
-        return corrected(predicted, told, output_bytes=output, growth_bytes=growth)
+        return corrected(
+            predicted, told, output_bytes=output, growth_bytes=growth, is_known=self._is_known
+        )
 
     def _joined(self, part: DeviceBytes, companion: DeviceId) -> DeviceBytes:
         """`part` with the companions on top, where they go there."""

@@ -192,7 +192,8 @@ def _rate_reasons(plan: LaunchPlan, learned: Learned) -> Iterator[str]:
     for device_id in (HOST, *(device_id for device_id, _, _ in plan.devices)):
         if (rate := learned.bytes_per_s.get(device_id)) is not None:
             count = _counted(learned.requests.get(device_id, 0), "request", "requests")
-            yield f"{MEASURED_HERE} {count}: {device_id} reads {rate / 1e9:.3g} GB/s in a decode"
+            read = format_rate(rate / 1e9)
+            yield f"{MEASURED_HERE} {count}: {device_id} reads {read} GB/s in a decode"
 
 
 def _counted(count: int, one: str, many: str) -> str:

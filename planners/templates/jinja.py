@@ -25,6 +25,7 @@ from planners.templates.go_syntax import (
     Text,
     Unknown,
     Variable,
+    names_field,
 )
 from planners.templates.go_values import NO_VALUE
 
@@ -91,16 +92,20 @@ _MERGED = """\
 {%- endif -%}
 {%- if v.said and v.said[-1].role == m.role and m.role != "tool" -%}
 {%- set l = v.said[-1] -%}
-{%- set l = {"role": l.role, "content": l.content ~ "\\n\\n" ~ c, "thinking": l.thinking,\
- "name": l.name, "tool_calls": l.tool_calls} -%}
+{%- set l = {"role": l.role, "content": l.content ~ "\\n\\n" ~ cOLD} -%}
 {%- set v.said = v.said[:-1] + [l] -%}
 {%- else -%}
-{%- set l = {"role": m.role, "content": c, "thinking": m.reasoning_content or "",\
- "name": m.name or "", "tool_calls": m.tool_calls or []} -%}
+{%- set l = {"role": m.role, "content": cNEW} -%}
 {%- set v.said = v.said + [l] -%}
 {%- endif -%}
 {%- endfor -%}
 """
+"""Of messages no more is told than is used: llama-server, and `capabilities`, look for names."""
+_OPTIONAL = {
+    "Thinking": ("thinking", 'm.reasoning_content or ""'),
+    "ToolName": ("name", 'm.name or ""'),
+    "ToolCalls": ("tool_calls", "m.tool_calls or []"),
+}
 _TURNS = """\
 {%- set v.turns = [] -%}{%- set v.s = "" -%}{%- set v.p = "" -%}{%- set v.r = "" -%}
 {%- for m in v.said -%}
@@ -124,12 +129,21 @@ def jinja(template: Template) -> str:
             "Tools": _Value("(tools or [])", Kind.TOOLS),
             "Response": _Value('""', Kind.TEXT),
         }
-        return _MERGED + _Writer(root).written(template.nodes)
+        return _merged(template) + _Writer(root).written(template.nodes)
     every = {name: _Value(f"t.{name[0].lower()}", Kind.TEXT) for name in _TURN}
     last = {name: _Value(f"v.{name[0].lower()}", Kind.TEXT) for name in _TURN}
     turns = _Writer(every).written(template.nodes)
     answer = _Writer(last).written(until_answer(template.nodes)[0])
-    return f"{_MERGED}{_TURNS}{{%- for t in v.turns -%}}\n{turns}{{%- endfor -%}}\n{answer}"
+    return (
+        f"{_merged(template)}{_TURNS}{{%- for t in v.turns -%}}\n{turns}{{%- endfor -%}}\n{answer}"
+    )
+
+
+def _merged(template: Template) -> str:
+    used = [part for name, part in _OPTIONAL.items() if names_field(template.nodes, name)]
+    old = "".join(f', "{key}": l.{key}' for key, _ in used)
+    new = "".join(f', "{key}": {value}' for key, value in used)
+    return _MERGED.replace("OLD", old).replace("NEW", new)
 
 
 _TURN = ("System", "Prompt", "Response")

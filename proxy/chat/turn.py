@@ -180,4 +180,5 @@ def chat_model(door: Door, exchange: Exchange, name: str | None) -> ServedModel:
     """The model that `name` means. Raises BadRequest for one that writes no text, UnknownModel."""
     model = names.named(door, exchange, name)
     names.check_writes(model)
+    names.check_chats(model)
     return model

@@ -118,6 +118,7 @@ def _shown(model: ServedModel, name: str, *, basename: str | None) -> dict[str, 
     info.setdefault("general.basename", model.info.name)
     if basename is not None:
         info["general.basename"] = basename
+    is_given = model.template is not None or not model.info.chat_template
     shown: dict[str, object] = {
         "modelfile": modelfile(model, name),
         "details": _details(model),
@@ -127,9 +128,17 @@ def _shown(model: ServedModel, name: str, *, basename: str | None) -> dict[str, 
     }
     optional = {
         "parameters": parameters(model),
-        "template": model.info.chat_template or model.recipe.template,
+        "template": model.recipe.template if is_given else model.info.chat_template,
+        "template_source": _template_source(model),
         "system": model.recipe.system,
         "messages": [{"role": one.role, "content": one.content} for one in model.recipe.messages],
         "license": "\n".join(model.recipe.licenses) or info.get("general.license"),
     }
     return shown | {key: value for key, value in optional.items() if value}
+
+
+def _template_source(model: ServedModel) -> str:
+    """Which chat template is in force; a key of ours."""
+    if model.template is None:
+        return "file" if model.info.chat_template else ""
+    return f"none: {model.template.why_not}" if model.template.why_not else "layer"

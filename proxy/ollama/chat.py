@@ -58,6 +58,7 @@ async def chat(door: Door, exchange: Exchange) -> None:
         turn.check("chat", needs_tools=bool(request.tools))
         if not request.messages:
             return await turn.load(options)
+        names.check_chats(turn.model)
         told = chat_body(request.told(turn.model.recipe), request.common, options, request.tools)
         return await turn.ask(CHAT, told, options)
 
@@ -89,6 +90,7 @@ async def _generate(turn: "_Turn", request: GenerateRequest, options: Options) -
         return await turn.ask(INFILL, told, options)
     if request.raw:
         return await turn.ask(COMPLETION, plain | {"prompt": request.prompt}, options)
+    names.check_chats(turn.model)
     as_chat = chat_body(request.messages(turn.model.recipe), request.common, options)
     context_of = partial(_context, turn.door, msgspec.json.encode(as_chat), request.context)
     if not request.context:

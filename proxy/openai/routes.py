@@ -135,6 +135,7 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
     if n_prompts > 1 and n_choices > 1:
         raise BadRequest("n must be 1 where there are several prompts", param="n")
     if chat:
+        names.check_chats(model)
         check_media(body)
     target = b"/v1/chat/completions" if chat else b"/v1/completions"
     if asked.stream:

@@ -26,6 +26,8 @@ from supervisor.records.follower import Follower
 FILE_BYTES = 1 << 20  # of each of the two files; a load at -lv 4 writes 40 KiB, a request 2
 MAX_QUEUED_BYTES = 256 << 10  # of one instance, between two writes
 FLUSH_S = 0.2  # cadence of the writer
+FOLDER = "logs"
+"""Of the state folder's."""
 MAX_INSTANCES = 32  # whose files are kept
 MAX_AGE_S = 14 * 24 * 3600.0
 _LONGEST_NAME = 80  # of a model, in a file's name of 255 bytes at most
@@ -116,7 +118,7 @@ class ChildLogs:
 
     async def last(self, model_id: ModelId, n: int) -> tuple[str, ...]:
         """Up to `n` newest lines of the model's newest instance, oldest first."""
-        return await self._after_queued(lambda: self._last(model_id, n))
+        return await self._after_queued(lambda: last_lines(self._folder, model_id, n))
 
     @contextmanager
     def following(self, model_id: ModelId) -> Iterator[Follower[str]]:
@@ -179,19 +181,6 @@ class ChildLogs:
         else:
             self._is_failing = False
 
-    def _last(self, model_id: ModelId, n: int) -> tuple[str, ...]:
-        newest = max(self._folder.glob(f"{escape(_safe(model_id))}@*.log"), default=None)
-        if newest is None or n < 1:
-            return ()
-        lines: list[str] = []
-        for path in (_older(newest), newest):
-            try:
-                text = read_kept(path, most_bytes=2 * FILE_BYTES).decode(errors="replace")
-            except OSError:  # no second file yet, or removed at this moment
-                continue
-            lines += text.split("\n")[:-1]
-        return tuple(lines[-n:])
-
     def _forget_old(self) -> None:
         """Remove the files of instances that ended long ago, or before the latest ones."""
         found = sorted(self._folder.glob("*@*.log"), key=_stamp)
@@ -215,6 +204,23 @@ async def open_child_logs(folder: Path) -> AsyncIterator[ChildLogs]:
     """The logs with their thread, which has written all on leaving. Run write_forever in it."""
     with ThreadPoolExecutor(1, thread_name_prefix="child logs") as thread:
         yield ChildLogs(folder, thread=thread)
+
+
+def last_lines(folder: Path, model_id: ModelId, n: int) -> tuple[str, ...]:
+    """Up to `n` newest lines in `folder` of the model's newest instance, oldest first; () where
+    there is none. Blocks.
+    """
+    newest = max(folder.glob(f"{escape(_safe(model_id))}@*.log"), default=None)
+    if newest is None or n < 1:
+        return ()
+    lines: list[str] = []
+    for path in (_older(newest), newest):
+        try:
+            text = read_kept(path, most_bytes=2 * FILE_BYTES).decode(errors="replace")
+        except OSError:  # no second file yet, or removed at this moment
+            continue
+        lines += text.split("\n")[:-1]
+    return tuple(lines[-n:])
 
 
 def _stamp(path: Path) -> str:

@@ -58,7 +58,8 @@ def _card(folder: Path, name: str, root: Path) -> Sighting:
     kind = _kind(folder, name)
     is_integrated = kind is DeviceKind.INTEGRATED
     # VRAM is only the firmware's carve-out; the GTT lends an APU host memory just as fast.
-    memory = _both(vram, _pool(folder, "gtt")) if is_integrated else vram
+    gtt = _pool(folder, "gtt")
+    memory = _both(vram, gtt) if is_integrated else vram
     return Sighting(
         source=AmdSource.name,
         name=name,
@@ -66,7 +67,8 @@ def _card(folder: Path, name: str, root: Path) -> Sighting:
         total_bytes=memory[0] if memory else None,
         free_bytes=memory[1] if memory else None,
         pci=address,
-        carved_out=vram if is_integrated else None,
+        carved_out=None if kind is DeviceKind.DISCRETE else vram,
+        lent=gtt if kind is DeviceKind.UNKNOWN else None,  # an APU newer than _APUS, perhaps
         link_bytes_per_s=None if is_integrated else link_bytes_per_s(root, address),
         numa_node=numa_node(root, address),
     )

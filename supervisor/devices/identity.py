@@ -7,13 +7,14 @@ model name, in order.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from planners.hardware import Device, DeviceId, DeviceKind
+from planners.instances.absence import NEAR
 from supervisor.devices.datasheet import bandwidth_bytes_per_s
 from supervisor.devices.sighting import SOFTWARE, Sighting
 from supervisor.devices.visibility import numbered
 
-_NEAR = 0.1  # engines report a card's usable memory, up to a tenth less than the vendor does
 _VENDORS = (
     ("nvidia", r"nvidia|geforce|quadro|tesla|^nvml$"),
     ("amd", r"\bamd\b|radeon|instinct|radv|^amdgpu$"),
@@ -90,16 +91,19 @@ def _could_be(card: Card, sighting: Sighting) -> bool:
 def _near(one: int | None, other: int | None) -> bool:
     if one is None or other is None:
         return True
-    return abs(one - other) <= _NEAR * max(one, other)
+    return abs(one - other) <= NEAR * max(one, other)
+
+
+def vendor_of(*told: str) -> str:
+    """Whose a device is by its name or the source that tells of it; "" where none of them says."""
+    for vendor, pattern in _VENDORS:
+        if any(re.search(pattern, text, re.IGNORECASE) for text in told):
+            return vendor
+    return ""
 
 
 def _vendor(sighting: Sighting) -> str:
-    for vendor, pattern in _VENDORS:
-        if any(
-            re.search(pattern, text, re.IGNORECASE) for text in (sighting.name, sighting.source)
-        ):
-            return vendor
-    return ""
+    return vendor_of(sighting.name, sighting.source)
 
 
 def _words(name: str) -> frozenset[str]:
@@ -120,10 +124,12 @@ def _is_named_by(card: Card, backend: str) -> bool:
 
 
 def _device(card: Card) -> Device:
+    kinds = {s.kind for s in card}
+    if DeviceKind.INTEGRATED in kinds:
+        card = [_with_lent(s) for s in card]
     frees = [s.free_bytes for s in card if s.free_bytes is not None]
     totals = [s.total_bytes for s in card if s.total_bytes is not None]
     names = ((s.source, s.engine_name) for s in card if s.engine_name is not None)
-    kinds = {s.kind for s in card}
     return Device(
         device_id=_device_id(card),
         kind=next(kind for kind in _KINDS if kind in kinds),
@@ -140,6 +146,16 @@ def _device(card: Card) -> Device:
         link_bytes_per_s=_first(s.link_bytes_per_s for s in card),
         compute_flops=_first(s.compute_flops for s in card),
         numa_node=next((s.numa_node for s in card if s.numa_node is not None), None),
+    )
+
+
+def _with_lent(sighting: Sighting) -> Sighting:
+    """The sighting of an integrated GPU, with what its host lends it."""
+    if sighting.lent is None or sighting.total_bytes is None or sighting.free_bytes is None:
+        return sighting
+    total, free = sighting.lent
+    return replace(
+        sighting, total_bytes=sighting.total_bytes + total, free_bytes=sighting.free_bytes + free
     )
 
 

@@ -49,8 +49,8 @@ class NvidiaSource:
             n_cards = int(pynvml.nvmlDeviceGetCount())
         except pynvml.NVMLError as exc:
             self._opened_for = None  # a driver that was replaced or lost needs a new start
-            why, always = _told(exc, self._root)
-            return self._unread(why, always=always)
+            why, is_fault = _told(exc, self._root)
+            return self._unread(why, is_fault=is_fault)
         readings = [self._card(index) for index in range(n_cards)]
         return Reading(
             tuple(sighting for reading in readings for sighting in reading.sightings),
@@ -85,26 +85,29 @@ class NvidiaSource:
                 compute_flops=_flops(handle),
             )
         except pynvml.NVMLError as exc:
-            return Reading(notes=(_note(f"card {index}: {exc}"),))
+            return Reading(notes=(_note(f"card {index}: {exc}", NoteKind.FAULT),))
         return Reading((whole,))
 
-    def _unread(self, why: str, *, always: bool = False) -> Reading:
-        """No reading. On a machine without such a card that is no news, so no note."""
-        return Reading(notes=(_note(why),) if always or has_card(self._root) else ())
+    def _unread(self, why: str, *, is_fault: bool = False) -> Reading:
+        """No reading. On a machine without such a card a want is no news, and no fault one."""
+        if has_card(self._root):
+            return Reading(notes=(_note(why, NoteKind.FAULT if is_fault else NoteKind.DRIVER),))
+        return Reading(notes=(_note(why),) if is_fault else ())
 
 
-def _note(why: str) -> Note:
-    return Note(NoteKind.DRIVER, f"NVML: {why}")
+def _note(why: str, kind: NoteKind = NoteKind.DRIVER) -> Note:
+    return Note(kind, f"NVML: {why}")
 
 
 def _told(exc: Any, root: Path) -> tuple[str, bool]:
-    """What keeps NVML from starting, with its remedy, and whether that is news on any machine."""
+    """What keeps NVML from starting, with its remedy, and whether it is there and fails."""
     if isinstance(exc, pynvml.NVMLError_LibraryNotFound):
         if is_wsl(root):
             return f"{LIBRARY} is not found; on WSL it comes with Windows' driver", False
         return f"{LIBRARY} is not installed (it comes with the driver)", False
     if isinstance(exc, pynvml.NVMLError_LibRmVersionMismatch):
-        return f"{exc}: the driver was replaced while it ran; restart the machine", True
+        said = str(exc).rstrip(".")
+        return f"{said}: the driver was replaced while it ran; restart the machine", True
     if isinstance(exc, pynvml.NVMLError_DriverNotLoaded):
         return f"{exc}: load it with modprobe nvidia, or install NVIDIA's driver", False
     return str(exc), True

@@ -1,11 +1,17 @@
 """What the operator's rules make of a machine. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from planners.hardware import Device, DeviceKind, Host, Note, NoteKind
+from planners.hardware import Device, DeviceId, DeviceKind, Host, Note, NoteKind
 from planners.instances.absence import rule_rank
 from planners.settings import DeviceRule, MemoryRule, PlacementRules
+
+# NVIDIA's MIG user guide, "CUDA device enumeration".
+ONE_SLICE = (
+    "CUDA shows a process one MIG slice, and CUDA_VISIBLE_DEVICES=MIG-UUID in [backends.NAME] env"
+    " says which"
+)
 
 
 def ruled_host(host: Host, rule: MemoryRule) -> Host:
@@ -13,10 +19,11 @@ def ruled_host(host: Host, rule: MemoryRule) -> Host:
     return replace(host, limit_bytes=rule.limit_bytes, reserve_bytes=rule.reserve_bytes)
 
 
-def ruled_device(device: Device, rules: PlacementRules) -> Device:
+def ruled_device(device: Device, rules: PlacementRules, *, is_hidden: bool = False) -> Device:
     """`device` under the rules that name it; where several do, the most exact one decides each key.
 
-    Without a rule a software device is left alone, since it is the CPU over again, only slower.
+    Without a rule a software device is left alone, since it is the CPU over again, only slower, and
+    so is a card that its vendor's variable hides.
     """
     ranked = (
         (rank, rule) for rule in rules.devices if (rank := rule_rank(rule, device)) is not None
@@ -29,7 +36,7 @@ def ruled_device(device: Device, rules: PlacementRules) -> Device:
         device,
         limit_bytes=next(limits, None),
         reserve_bytes=next(reserves, rules.device_reserve_bytes),
-        use=next(uses, device.kind is not DeviceKind.SOFTWARE),
+        use=next(uses, device.kind is not DeviceKind.SOFTWARE and not is_hidden),
     )
 
 
@@ -69,7 +76,26 @@ def unserved(devices: Sequence[Device], *, hiding: Sequence[str]) -> Iterator[No
     remedy = f"{told} may hide it" if told else "scripts/build_backends.sh can build one"
     for device in devices:
         if not device.engine_names:
-            text = f"{device.name} ({device.device_id}): no engine here sees it; {remedy}"
+            why = ONE_SLICE if is_other_slice(device, devices) else remedy
+            text = f"{device.name} ({device.device_id}): no engine here sees it; {why}"
+            yield Note(NoteKind.DEVICE, text, device.device_id)
+
+
+def is_other_slice(device: Device, devices: Sequence[Device]) -> bool:
+    """True for a part of a cut card of which an engine sees another part."""
+    return device.is_slice and any(d.is_slice and d.engine_names for d in devices)
+
+
+def left_alone(devices: Sequence[Device], hidden: Mapping[DeviceId, str]) -> Iterator[Note]:
+    """A note per card that another backend sees, and that is not used since a variable hides it."""
+    for device in devices:
+        told = hidden.get(device.device_id)
+        if told is not None and device.engine_names and not device.use:
+            text = (
+                f"{device.name} ({device.device_id}) is left alone, since {told} hides it;"
+                f' [devices."{device.device_id}"] use = true would use it as'
+                f" {device.engine_names[0][1]}"
+            )
             yield Note(NoteKind.DEVICE, text, device.device_id)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from planners.hardware import DeviceKind, Note
+from planners.hardware import DeviceId, DeviceKind, Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,19 @@ class Sighting:
     """What `--device` calls it; only engines know."""
     carved_out: tuple[int, int] | None = None
     """(total, free) bytes that the firmware set aside for an integrated GPU, part of its own."""
+    lent: tuple[int, int] | None = None
+    """(total, free) bytes of the host's that it has too, should it turn out to be integrated."""
     bandwidth_bytes_per_s: float | None = None
     link_bytes_per_s: float | None = None
     compute_flops: float | None = None
     numa_node: int | None = None
+
+    @property
+    def device_id(self) -> DeviceId | None:
+        """The card's identity by its address; None where this source tells none."""
+        if self.pci:
+            return DeviceId(f"pci:{self.pci}")
+        return DeviceId(f"uuid:{self.uuid}") if self.uuid else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ second, … device is. Each variable counts in the numbers that the one before i
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from planners.hardware import DeviceId
 from supervisor.devices.sighting import Sighting
 
 _SOURCE = {"cuda": "nvml", "hip": "amdgpu"}
@@ -19,6 +20,12 @@ _VARIABLES = {
     ),
     "vulkan": (("GGML_VK_VISIBLE_DEVICES",),),
 }
+_OWN = {
+    "cuda": ("CUDA_VISIBLE_DEVICES",),
+    "hip": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
+}
+"""What keeps programs off a vendor's cards. HIP follows CUDA's variable too, but whoever sets that
+means NVIDIA's."""
 _Sighted = TypeVar("_Sighted", bound=Sequence[Sighting])
 
 
@@ -43,6 +50,24 @@ def hiding(backend: str, env: Mapping[str, str]) -> tuple[str, ...]:
         for name in names
         if name in env
     )
+
+
+def hidden(cards: Sequence[Sighting], env: Mapping[str, str]) -> Mapping[DeviceId, str]:
+    """Cards that their vendor's own variable hides → that variable, as "NAME=value".
+
+    Who hides a card so means it for every program: that Vulkan shows it all the same is no leave.
+    """
+    found: dict[DeviceId, str] = {}
+    in_order = [(card,) for card in sorted(cards, key=lambda card: card.pci or "~")]
+    for backend, names in _OWN.items():
+        told = {name: env[name] for name in names if name in env}
+        if not told:
+            continue
+        left = {card.device_id for (card,) in numbered(backend, in_order, told)}
+        which = ", ".join(f"{name}={value}" for name, value in told.items())
+        mine = (card for card in cards if card.source == _SOURCE[backend])
+        found |= {c.device_id: which for c in mine if c.device_id and c.device_id not in left}
+    return found
 
 
 def _told(backend: str, env: Mapping[str, str]) -> Iterator[str]:

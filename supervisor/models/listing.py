@@ -15,6 +15,7 @@ from planners.model import (
     folded,
 )
 from planners.settings import ModelRule
+from planners.templates.given import given_template
 from supervisor.models.gguf_files import SUFFIX, FileStat, ModelFile
 from supervisor.models.projectors import is_projector_name, projector_for
 from supervisor.store.shelf import StoredModel
@@ -211,6 +212,11 @@ class _Shelf:
         draft = self._files.infos.get(settings.draft_path or "")
         sees = self._files.infos.get(settings.mmproj_path or "")
         keys = [stat.key for _, stat in stats if isinstance(stat, FileStat)]
+        template = None
+        if stored.recipe.template and not info.chat_template:
+            template = given_template(stored.recipe.template)
+            info = replace(info, chat_template=template.jinja or None)
+            keys.append(template.jinja)
         self._models[model_id] = ServedModel(
             model_id=model_id,
             aliases=() if rule is None else rule.aliases,
@@ -225,6 +231,7 @@ class _Shelf:
             recipe=stored.recipe,
             store=stored.store,
             manifest_digest=stored.digest.hex,
+            template=template,
         )
 
     def _companion(self, path: str, stored: StoredModel) -> FileStat | str:
@@ -258,7 +265,8 @@ class _Shelf:
         for name, rule in self._rules.items():
             if name not in seen:
                 reason = "a rule without a file: none of that name is in the model folders"
-                self._broken.append(BrokenFile(rule.name, reason, kind=BrokenKind.RULE))
+                names = (rule.name, *rule.aliases)
+                self._broken.append(BrokenFile(rule.name, reason, names, kind=BrokenKind.RULE))
 
 
 class _Beside:

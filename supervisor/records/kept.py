@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from supervisor.children.child_logs import ChildLogs, open_child_logs
+from supervisor.children.child_logs import FOLDER, ChildLogs, open_child_logs
 from supervisor.records.journal import Journal, open_journal
 from supervisor.records.kept_contexts import KeptContexts
 from supervisor.records.launch_history import LaunchHistory
@@ -38,7 +38,7 @@ async def open_records(state_dir: Path) -> AsyncIterator[Records]:
     """The records in a state folder, with what earlier daemons kept. Run write_forever in it."""
     async with (
         open_journal(state_dir / "journal.db") as journal,
-        open_child_logs(state_dir / "logs") as child_logs,
+        open_child_logs(state_dir / FOLDER) as child_logs,
     ):
         history, contexts = LaunchHistory(journal), KeptContexts(journal)
         await history.load()

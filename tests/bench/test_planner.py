@@ -5,11 +5,12 @@ from random import Random
 
 import pytest
 
-from bench.planner.__main__ import OTHERS, SHAPES, TABLE, over_table
+from bench.planner.__main__ import OTHERS, SHAPES, TABLE, TWINS, over_table
 from bench.planner.campaign import misses
 from bench.planner.flags import NotModelled, asked, launch_shape
 from bench.planner.rows import Row, read_rows
 from bench.planner.scores import all_errors, errors, percentile, report
+from planners.graph.compute import n_copies
 from planners.hardware import DeviceId
 
 LINES = TABLE.read_text().splitlines()
@@ -57,6 +58,20 @@ def test_other_architectures_are_predicted_to_the_rounding_and_the_host_beside_d
     assert len({row.model.architecture for row in rows}) >= 35
     assert sum(row.shape.host_tiles for row in rows) >= 40
     assert misses(found) == []
+
+
+def test_launches_over_several_local_devices_are_predicted_to_the_percent() -> None:
+    rows = [row for row in read_rows(TWINS.read_text().splitlines()) if isinstance(row, Row)]
+
+    found = [error for row in rows for error in errors(row)]
+
+    shares = sorted(abs(error.share) for error in found)
+    pipelined = [row for row in rows if n_copies(row.shape, is_whole=True) > 1]
+    assert len(found) >= 60
+    assert len(pipelined) >= 20
+    assert percentile(shares, 0.5) < 0.001
+    assert percentile(shares, 0.95) < 0.01
+    assert not any(error.is_above_bound for error in found)
 
 
 def test_the_report_has_every_section(tmp_path: Path) -> None:

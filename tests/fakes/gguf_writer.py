@@ -30,14 +30,19 @@ class Hole:
 
 
 def gguf_header(
-    pairs: Mapping[str, Value], holes: Sequence[Hole] = (), *, version: int = 3
+    pairs: Mapping[str, Value],
+    holes: Sequence[Hole] = (),
+    *,
+    version: int = 3,
+    encoded: Sequence[bytes] = (),
 ) -> bytes:
-    """The header alone, as a file of `file_size` bytes begins."""
+    """The header alone, as a file of `file_size` bytes begins; `encoded`: pairs that are bytes."""
     offsets = accumulate((_aligned(hole.n_bytes) for hole in holes), initial=0)
     return b"".join(
         (
             b"GGUF",
-            struct.pack("<IQQ", version, len(holes), len(pairs)),
+            struct.pack("<IQQ", version, len(holes), len(pairs) + len(encoded)),
+            *encoded,
             *(_text(key) + _value(value) for key, value in pairs.items()),
             *(_entry(hole, offset) for hole, offset in zip(holes, offsets, strict=False)),
         )
@@ -129,6 +134,8 @@ def _array(items: Sequence[str] | Sequence[int] | Sequence[float]) -> bytes:
     if items and isinstance(items[0], str):
         body = b"".join(_text(str(item)) for item in items)
         return struct.pack("<IIQ", _ARRAY, _TEXT, len(items)) + body
+    if items and isinstance(items[0], bool):
+        return struct.pack(f"<IIQ{len(items)}?", _ARRAY, _BOOL, len(items), *items)
     if items and isinstance(items[0], float):
         return struct.pack(f"<IIQ{len(items)}f", _ARRAY, _F32, len(items), *map(float, items))
     body = b"".join(struct.pack("<i", int(item)) for item in items)

@@ -84,7 +84,7 @@ def write(model: TinyModel, folder: Path) -> Path:
     for name, shape, number, n_bytes in typed_tensors(model):
         entries.append((name, shape, number, offset, n_bytes))
         offset += _padded(n_bytes)
-    pairs = [*_metadata(model), *_tokenizer(model)]
+    pairs = [*_metadata(model), *tokenizer(model)]
     head = b"".join((
         b"GGUF", struct.pack("<IQQ", 3, len(entries), len(pairs)), *pairs,
         *(_entry(name, shape, number, at) for name, shape, number, at, _ in entries),
@@ -159,7 +159,8 @@ def _number(value: Number) -> bytes:
             return struct.pack("<IIQ", 9, 5, len(value)) + body
 
 
-def _tokenizer(model: TinyModel) -> list[bytes]:
+def tokenizer(model: TinyModel) -> list[bytes]:
+    """The pairs of a small vocabulary: word pieces for BERTs, else bytes and made-up words."""
     if model.architecture in BERTS:
         return _word_pieces(model)
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]

@@ -38,6 +38,25 @@ def test_check_says_that_a_right_configuration_is_right(right: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{right}: ok\n", "")
 
 
+@pytest.mark.parametrize("has_file", [True, False])
+def test_check_names_the_variables_and_options_that_settings_come_from(
+    right: Path, has_file: bool
+) -> None:
+    environ = {
+        "INFERENCEOSD_MODELS_CONTEXT": "4096",
+        "INFERENCEOSD_LOG_LEVEL": "debug",
+        "OLLAMA_KEEP_ALIVE": "1h",
+        "OLLAMA_NUM_PARALLEL": "",
+    }
+    config = ("--config", str(right)) if has_file else ()
+
+    done = run(*config, "--check", "--log-level", "error", environ=environ)
+
+    from_where = str(right) if has_file else "no configuration file"
+    said = f"{from_where}, with INFERENCEOSD_MODELS_CONTEXT, OLLAMA_KEEP_ALIVE, --log-level: ok\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
+
+
 def test_check_tells_file_line_key_and_what_is_allowed(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.toml"
     wrong.write_text('[log]\nlevel = "loud"\n')

@@ -276,12 +276,27 @@ async def test_a_model_that_is_named_twice_is_planned_once_and_as_was_asked(
     await control.reload()
 
     found = await control.plan_together(
-        ["one", "other", "one"], context=512, parallel=3, hardware=machine(host_gib=8)
+        ["one", "other"], context=512, parallel=3, hardware=machine(host_gib=8)
     )
 
     assert [each.served.model_id for each in found] == ["one", "other"]
     assert {each.served.settings.context for each in found} == {512}
     assert {each.served.settings.parallel for each in found} == {3}
+
+
+async def test_a_model_that_is_named_twice_is_not_planned_beside_itself(
+    house: House, control: Control
+) -> None:
+    models = house.folder / "models"
+    models.mkdir()
+    (models / "one.gguf").write_bytes(tiny_model())
+    house.write(f'[models]\ndirs = ["{models}"]\n[[model]]\nname = "one"\naliases = ["uno"]')
+    await control.reload()
+
+    with pytest.raises(BadRequest, match=r"^one is named twice \(one, uno\), and"):
+        await control.plan_together(
+            ["one", "uno"], context=512, parallel=3, hardware=machine(host_gib=8)
+        )
 
 
 async def test_plans_of_models_that_a_group_keeps_apart_say_so(

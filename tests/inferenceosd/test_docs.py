@@ -7,8 +7,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from inferenceosd import ctl
+from inferenceosd.platform_folders import Platform
 from inferenceosd.settings import table_keys
+from inferenceosd.settings.config import Config, Options, load_config
 from inferenceosd.settings.keys import KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,6 +96,29 @@ def test_every_option_of_a_child_has_its_row_and_no_other_has() -> None:
     cells = re.findall(r"^\| (`--[^|]+) \|", FLAGS, re.MULTILINE)
 
     assert set(re.findall(r"`(--[a-z-]+)`", " ".join(cells))) == passed
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/config.md"])
+def test_a_sample_configuration_is_right(page: str) -> None:
+    sample = _sample((ROOT / page).read_text())
+
+    assert sample.models
+    assert sample.warnings == ()
+
+
+def test_the_first_sample_wants_no_device_that_a_reader_may_not_have() -> None:
+    placement = _sample((ROOT / "README.md").read_text()).placement
+
+    assert (placement.devices, placement.rpc_servers) == ((), ())
+
+
+def _sample(page: str) -> Config:
+    """What the first TOML block of a page says."""
+    (text, *_) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    platform = Platform(system="linux", is_root=False, home="/home/ada", cwd="/srv")
+    return load_config(
+        file="/etc/sample.toml", text=text, environ={}, options=Options(), platform=platform
+    )
 
 
 def test_the_pages_hold_what_the_code_says_now() -> None:

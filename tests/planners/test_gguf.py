@@ -251,3 +251,31 @@ def test_smollm2_is_what_it_is_known_to_be() -> None:
     # The engine logs 92.10 MiB of weights with all layers on a device, 28.69 MiB on the host.
     assert sum(layer.weight_bytes for layer in info.layers) + info.output_bytes == 96_576_768
     assert info.input_bytes == 30_081_024
+
+
+@pytest.mark.parametrize(
+    "name", ["token_embd_norm.weight", "per_layer_model_proj.weight", "per_layer_proj_norm.weight"]
+)
+def test_what_the_engine_loads_with_the_first_layer_counts_there(name: str) -> None:
+    plain = parsed()
+
+    info = parsed(holes=(EMBEDDING, NORM, OUTPUT, *BLOCKS, Hole(name, (64, 32))))
+
+    first, *later = (layer.weight_bytes for layer in info.layers)
+    assert first == BLOCK_BYTES + 4 * 64 * 32
+    assert later == [BLOCK_BYTES]
+    assert (info.input_bytes, info.output_bytes) == (plain.input_bytes, plain.output_bytes)
+
+
+def test_an_output_that_is_read_from_the_embedding_is_not_held_again() -> None:
+    # llama.cpp duplicates a tied embedding on the output's device, but for bitnet.
+    bitnet = {key.replace("llama.", "bitnet."): value for key, value in PAIRS.items()}
+    bitnet["general.architecture"] = "bitnet"
+    header = gguf_header(bitnet, (EMBEDDING, NORM, *BLOCKS))
+    size = file_size(header, (EMBEDDING, NORM, *BLOCKS))
+
+    info = parse_model(header, file_bytes=size)
+
+    assert info.tied_bytes == 0
+    assert info.output_bytes == NORM.n_bytes
+    assert parsed(holes=(EMBEDDING, NORM, *BLOCKS)).tied_bytes == EMBEDDING.n_bytes

@@ -17,8 +17,10 @@ from planners.memory import (
     predict,
     predict_draft,
 )
+from planners.model import WeightInfo
 from planners.plan import DeviceBytes
 from tests.fakes.machines import LLAMA_8B
+from tests.fakes.tiny_models import info_of, tiny_models
 
 TABLE = Path(__file__).parents[2] / "bench" / "data" / "planning_actuals.jsonl"
 ROUNDING_BYTES = 11_000  # a logged size is within 0.01 MiB
@@ -174,3 +176,28 @@ def test_parts_are_joined_by_device() -> None:
 
 def test_a_process_takes_host_memory_of_its_own() -> None:
     assert host_overhead_bytes(LLAMA_8B) > 100 << 20
+
+
+def test_what_likeness_does_not_read_widens_the_bound_of_an_unknown_architecture() -> None:
+    known = info_of(next(model for model in tiny_models() if model.name == "dense"))
+    like = replace(known, architecture="grault", digest="grault")
+    laurel = WeightInfo("laurel_l.weight", (known.n_embd, 4096), 2 * known.n_embd * 4096)
+    odd = replace(
+        like,
+        layers=tuple(replace(layer, weights=(*layer.weights, laurel)) for layer in like.layers),
+        digest="laurels",
+    )
+    shape = LaunchShape(
+        n_ctx=4096, n_parallel=1, n_batch=512, n_ubatch=512, backend="vulkan",
+        split=((GPU, known.n_layer + 1),),
+    )  # fmt: skip
+
+    margins = [
+        part.margin_bytes
+        for info in (known, like, odd)
+        for part in predict(info, shape, overhead_bytes={})
+        if part.device_id == GPU
+    ]
+
+    assert margins[0] < margins[1] / 5
+    assert margins[2] - margins[1] == 4 * 512 * 4096

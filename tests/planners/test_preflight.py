@@ -115,6 +115,19 @@ def test_over_several_devices_a_dry_run_tells_nothing() -> None:
     assert corrected(parts, told, output_bytes=0, growth_bytes=0) == parts
 
 
+def test_over_several_devices_it_tells_of_an_unknown_graph_to_a_fifth() -> None:
+    other = DeviceId("other gpu")
+    parts = (DeviceBytes(other, 10, 20, 300, 40, 500), DeviceBytes(GPU, 10, 20, 90, 40, 50))
+    told = {other: Reserved(100, 100), GPU: Reserved(100, 100)}
+
+    found = corrected(parts, told, output_bytes=0, growth_bytes=0, is_known=False)
+
+    assert found == (
+        DeviceBytes(other, 10, 20, 120, 40, margin_bytes=0),
+        DeviceBytes(GPU, 10, 20, 90, 40, margin_bytes=30),
+    )
+
+
 def test_a_device_of_which_nothing_was_said_keeps_its_margin() -> None:
     parts = (DeviceBytes(GPU, 10, 20, 30, 40, 50),)
 
@@ -122,18 +135,19 @@ def test_a_device_of_which_nothing_was_said_keeps_its_margin() -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "expected"),
+    ("devices", "known", "unknown"),
     [
-        pytest.param((), True, id="the processor"),
-        pytest.param((HOST, GPU), True, id="one device"),
-        pytest.param((GPU, DeviceId("other gpu")), False, id="several"),
-        pytest.param((FAR,), False, id="remote"),
+        pytest.param((), True, True, id="the processor"),
+        pytest.param((HOST, GPU), True, True, id="one device"),
+        pytest.param((GPU, DeviceId("other gpu")), False, True, id="several"),
+        pytest.param((FAR,), False, False, id="remote"),
     ],
 )
-def test_a_dry_run_tells_of_one_device_of_this_machine(
-    devices: tuple[DeviceId, ...], expected: bool
+def test_a_dry_run_tells_of_devices_of_this_machine_what_the_drawing_does_not(
+    devices: tuple[DeviceId, ...], known: bool, unknown: bool
 ) -> None:
-    assert is_told_of(devices) is expected
+    assert is_told_of(devices, is_known=True) is known
+    assert is_told_of(devices, is_known=False) is unknown
 
 
 def test_the_command_line_measures_first_and_says_everything() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from structlog.typing import EventDict
 
-from planners.model import BrokenFile, ServedModel
+from planners.model import BrokenFile, BrokenKind, ServedModel
 from proxy.app import ROUTES
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
 from tests.fakes.serving import SETTINGS, serving
@@ -249,7 +249,10 @@ class WithBroken(FleetOfOne):
     """A fleet that knows of a broken file."""
 
     def broken(self) -> tuple[BrokenFile, ...]:
-        return (BrokenFile("/m/org/Big.gguf", "a git-lfs pointer", ("org/Big", "large")),)
+        return (
+            BrokenFile("/m/org/Big.gguf", "a git-lfs pointer", ("org/Big", "large")),
+            BrokenFile("lost", "a rule without a file", ("lost", "gone"), kind=BrokenKind.RULE),
+        )
 
 
 async def test_broken_files_are_no_models(tmp_path: Path) -> None:
@@ -279,6 +282,18 @@ async def test_who_asks_for_a_broken_file_is_told_why(tmp_path: Path, path: str,
         assert (error["message"], error["code"]) == (sentence, "model_unusable")
     else:
         assert error == sentence
+
+
+@pytest.mark.parametrize("name", ["lost", "GONE:latest"])
+async def test_who_asks_for_a_model_whose_rule_has_no_file_is_told_so(
+    tmp_path: Path, name: str
+) -> None:
+    async with serving(WithBroken(served_model(), tmp_path)) as at:
+        reply = await at.client.post("/v1/completions", json={"model": name})
+
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (404, "model_not_found")
+    assert error["message"] == f"model '{name}' not found: a rule without a file"
 
 
 async def test_the_entry_of_a_broken_file_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ class Fixed:
 
     def __init__(self, *sightings: Sighting, notes: tuple[Note, ...] = ()) -> None:
         self.name = "fixed"
+        self.sees(*sightings, notes=notes)
+
+    def sees(self, *sightings: Sighting, notes: tuple[Note, ...] = ()) -> None:
         self._reading = Reading(sightings, notes)
 
     def read(self) -> Reading:
@@ -141,6 +144,22 @@ async def test_a_source_that_hangs_is_a_note_and_the_others_are_read() -> None:
     hung.let_go.set()
 
 
+async def test_a_driver_that_hangs_is_a_card_missing_where_no_engine_reaches_one(
+    engine: Callable[..., Engine],
+) -> None:
+    reached = engine("CUDA0: NVIDIA GeForce RTX 4090 (24081 MiB, 23000 MiB free)", backend="cuda")
+    hung = Hung()
+
+    without = await probe(engine(), sources=(hung,), read_s=0.2).profile()
+    past_it = await probe(reached, sources=(hung,), read_s=0.2).profile()
+    hung.let_go.set()
+
+    assert [(one.name, one.reason) for one in without.absent] == [
+        ("a card", "nvml: no answer within 0.2 s; its driver or disk may hang")
+    ]
+    assert past_it.absent == ()
+
+
 async def test_a_source_that_the_kernel_refuses_is_a_note_and_the_others_are_read() -> None:
     profile = await probe(sources=(Refused(), Fixed(CARD))).profile()
 
@@ -154,6 +173,44 @@ async def test_what_a_source_notes_is_in_the_profile() -> None:
     profile = await probe(sources=(Fixed(notes=(note,)),)).profile()
 
     assert profile.notes == (note,)
+
+
+async def test_a_card_that_cuda_is_not_to_see_is_not_used_by_vulkan_either(
+    engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = replace(CARD, pci="0000:41:00.0", uuid="GPU-other")
+    cuda = engine("CUDA0: NVIDIA GeForce RTX 4090 (24081 MiB, 23000 MiB free)", backend="cuda")
+    vulkan = engine(
+        "Vulkan0: NVIDIA GeForce RTX 4090 (24564 MiB, 19000 MiB free)",
+        "Vulkan1: NVIDIA GeForce RTX 4090 (24564 MiB, 19000 MiB free)",
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+
+    profile = await probe(cuda, vulkan, sources=(Fixed(CARD, other),)).profile()
+
+    hidden_one, shown = profile.devices
+    assert (hidden_one.device_id, hidden_one.use) == ("pci:0000:01:00.0", False)
+    assert (shown.device_id, shown.use) == ("pci:0000:41:00.0", True)
+    assert [str(note) for note in profile.notes] == [
+        "NVIDIA GeForce RTX 4090 (pci:0000:01:00.0) is left alone, since CUDA_VISIBLE_DEVICES=1"
+        ' hides it; [devices."pci:0000:01:00.0"] use = true would use it as Vulkan0'
+    ]
+
+
+async def test_a_hidden_card_stays_hidden_while_its_library_hangs(
+    engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vulkan = engine("Vulkan0: NVIDIA GeForce RTX 4090 (24564 MiB, 19000 MiB free)")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    source = Fixed(CARD)
+    machine = probe(vulkan, sources=(source,))
+
+    (before,) = (await machine.profile()).devices
+    source.sees()
+    (after,) = (await machine.profile()).devices
+
+    assert (before.device_id, before.use) == ("pci:0000:01:00.0", False)
+    assert (after.device_id, after.use) == (before.device_id, False)
 
 
 async def test_a_card_without_an_engine_is_a_device_and_a_note() -> None:
@@ -238,6 +295,27 @@ async def test_an_integrated_gpu_offers_no_more_than_its_host(
     profile = await probe(apu).profile()
 
     assert profile.devices[0].free_bytes == int(9.5 * GIB)
+
+
+async def test_engines_are_asked_anew_at_once_where_cards_came_or_went(
+    engine: Callable[..., Engine], tmp_path: Path
+) -> None:
+    small = replace(CARD, name="NVIDIA GeForce RTX 3060", pci="0000:41:00.0", total_bytes=12 * GIB)
+    alone = "CUDA0: NVIDIA GeForce RTX 3060 (12036 MiB, 11000 MiB free)"
+    cuda, source = engine(alone, backend="cuda"), Fixed(small)
+    machine = probe(cuda, sources=(source,))
+    (before,) = (await machine.profile()).devices
+
+    source.sees(CARD, small)
+    both = "  CUDA0: NVIDIA GeForce RTX 4090 (24081 MiB, 23000 MiB free)\n"
+    (tmp_path / "cuda.txt").write_text(f"{both}  {alone.replace('CUDA0', 'CUDA1')}\n")
+    after = (await machine.profile()).devices
+
+    assert before.engine_names == (("cuda", "CUDA0"),)
+    assert {device.name: device.engine_name("cuda") for device in after} == {
+        "NVIDIA GeForce RTX 4090": "CUDA0",
+        "NVIDIA GeForce RTX 3060": "CUDA1",
+    }
 
 
 async def test_two_askers_at_once_both_get_a_profile() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from planners.backends import Engine
 from planners.hardware import DeviceKind, Note, NoteKind
+from planners.instances.absence import NOBODY
 from planners.settings import DeviceRule, PlacementRules
 from planners.sizes import GIB
 from supervisor.devices.sighting import Reading, Sighting
@@ -122,6 +123,50 @@ async def test_a_card_that_goes_degrades_the_machine_and_its_return_mends_it(
     ]
 
 
+async def test_a_library_that_fails_takes_no_card_along_that_its_engine_still_lists(
+    machine: Callable[..., Machine],
+) -> None:
+    here = machine()
+    (before,) = (await here.watch.profile()).devices
+
+    here.source.reading = LOST
+    here.watch.device_lost("CUDA error: unspecified launch failure")
+    (still,) = (await here.watch.profile()).devices
+
+    assert still.device_id == before.device_id == "pci:0000:01:00.0"
+    assert [kind for kind, _ in await here.events()] == ["device.failed"]
+
+
+async def test_a_card_whose_library_answers_late_has_neither_come_nor_gone(
+    machine: Callable[..., Machine],
+) -> None:
+    here = machine()
+    here.source.reading = LOST
+    (by_engine,) = (await here.watch.profile()).devices
+
+    here.source.reading = Reading((CARD,))
+    late = await here.watch.profile()
+
+    assert by_engine.device_id == "cuda:CUDA0"
+    assert [device.device_id for device in late.devices] == ["pci:0000:01:00.0"]
+    assert late.absent == ()
+    assert await here.events() == []
+
+
+async def test_what_a_source_says_beside_its_cards_is_no_reason_for_a_missing_one(
+    machine: Callable[..., Machine],
+) -> None:
+    here = machine()
+    await here.watch.profile()
+    other = replace(CARD, name="NVIDIA GeForce RTX 3060", pci="0000:41:00.0", total_bytes=12 * GIB)
+
+    here.source.reading = Reading((other,), (Note(NoteKind.DRIVER, "no names: /dev/dri"),))
+    here.listing.write_text("  (none)\n")
+    gone = await here.watch.profile()
+
+    assert [absent.reason for absent in gone.absent] == [NOBODY]
+
+
 async def test_engines_are_asked_anew_after_a_sleep(machine: Callable[..., Machine]) -> None:
     here = machine()
     await here.watch.profile()
@@ -163,10 +208,10 @@ async def test_a_card_whose_driver_came_up_late_is_asked_of_the_engines_once(
     await here.watch.profile()
 
     here.source.reading = Reading((CARD,))
-    here.listing.write_text(LISTED)
     await here.watch.profile()
     assert here.watch.is_due()
     assert here.watch.appeared.is_set()
+    here.listing.write_text(LISTED)
     late = await here.watch.profile()
 
     assert late.devices[0].engine_names == (("cuda", "CUDA0"),)

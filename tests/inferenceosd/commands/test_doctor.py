@@ -76,13 +76,20 @@ TIGHT = replace(LIMITED.host, numa_nodes=machine("no-gpu").host.numa_nodes, cgro
 SLOW = replace(machine("no-gpu"), storage=(Storage("/models", 9 * GIB, 90e6),))
 HURRIED = replace(machine("no-gpu"), host=replace(machine("no-gpu").host, psi_some_avg10=35.0))
 MISMATCHED = replace(
-    machine("no-gpu"), notes=(Note(NoteKind.DRIVER, "RM has detected a version mismatch."),)
+    machine("no-gpu"), notes=(Note(NoteKind.FAULT, "RM has detected a version mismatch."),)
+)
+ABSENT = replace(
+    machine("no-gpu"), notes=(Note(NoteKind.DRIVER, "libnvidia-ml.so.1 is not installed"),)
 )
 UNSEEN = replace(
     machine("nvidia-24gb"),
     devices=(replace(machine("nvidia-24gb").devices[0], engine_names=()),),
 )
-
+SLICE = replace(machine("nvidia-24gb").devices[0], device_id=DeviceId("uuid:MIG-aaaa"))
+SLICED = replace(
+    machine("nvidia-24gb"),
+    devices=(SLICE, replace(SLICE, device_id=DeviceId("uuid:MIG-bbbb"), engine_names=())),
+)
 SILENT = replace(
     machine("no-gpu"),
     devices=(
@@ -177,6 +184,17 @@ SILENT = replace(
             "restart the machine", id="a library that does not match",
         ),
         pytest.param(
+            replace(WELL, hardware=ABSENT), Verdict.FAIL, "driver", "is not installed",
+            "install what is missing", id="a library that is not there",
+        ),
+        pytest.param(
+            replace(
+                WELL, hardware=ABSENT, drivers=drivers(replace(NVIDIA, driver="nouveau"))
+            ),
+            Verdict.WARN, "driver", "is not installed", "install what is missing",
+            id="a library that another driver's card may do without",
+        ),
+        pytest.param(
             replace(WELL, drivers=drivers(AMD, nodes=(replace(RENDER, may_use=False), KFD))),
             Verdict.FAIL, "permissions", "the daemon's user may not use /dev/dri/renderD128",
             "usermod -aG render", id="a device file that is shut",
@@ -192,6 +210,10 @@ SILENT = replace(
         pytest.param(
             replace(WELL, drivers=drivers(AMD, nodes=(RENDER, KFD), loader=False)),
             Verdict.FAIL, "library", "libvulkan.so.1", "apt install", id="no Vulkan loader",
+        ),
+        pytest.param(
+            replace(WELL, hardware=SLICED), Verdict.WARN, "devices", "no engine sees it",
+            "CUDA_VISIBLE_DEVICES=MIG-UUID", id="a slice that CUDA does not show",
         ),
         pytest.param(
             replace(WELL, hardware=UNSEEN), Verdict.WARN, "devices", "no engine sees it",

@@ -1,5 +1,6 @@
 """inferenceosctl without a daemon: a real file, recorded machines, this machine."""
 
+import asyncio
 import json
 import socket
 from pathlib import Path
@@ -8,7 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from inferenceosd.ctl import main
+from planners.model import ModelId
+from planners.plan import InstanceId
 from planners.profile_json import decode_profile
+from supervisor.children.child_logs import FOLDER, open_child_logs
 from supervisor.engines.quickstart import quickstart_model_dir
 from supervisor.engines.tinymodel import tiny_model
 
@@ -64,7 +68,7 @@ def test_several_files_are_planned_beside_each_other(
     other.write_bytes(tiny_model())
     card = PROFILES / "nvidia-8gb.json"
 
-    result = run(ctl, "plan", model, other, model, "--hardware", card, "--json")
+    result = run(ctl, "plan", model, other, "--hardware", card, "--json")
 
     report = json.loads(result.output)
     assert report["origin"].startswith("synthetic: ")
@@ -74,6 +78,18 @@ def test_several_files_are_planned_beside_each_other(
         on_it = [place["total_bytes"] for place in of_each if place["device"] == total["device"]]
         assert total["total_bytes"] == sum(on_it)
         assert total["models"] == 2
+
+
+def test_a_file_that_is_named_twice_is_not_planned_beside_itself(
+    ctl: CliRunner, model: Path
+) -> None:
+    result = run(ctl, "plan", model, model)
+
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "inferenceosctl: tiny is named twice, and a model runs once: name it once;"
+        " --parallel plans more slots\n"
+    )
 
 
 def test_files_of_one_name_cannot_be_told_apart(
@@ -188,3 +204,53 @@ def test_the_doctor_says_which_line_of_the_configuration_is_wrong(
 
     assert result.exit_code == 1
     assert f"FAIL  configuration  {tmp_path}/config.toml:2: log.level" in result.output
+
+
+def test_a_log_is_read_from_the_state_folder_by_alias_too(
+    ctl: CliRunner, model: Path, tmp_path: Path
+) -> None:
+    with (tmp_path / "config.toml").open("a") as config:
+        config.write('[[model]]\nname = "tiny"\naliases = ["small"]\n')
+    asyncio.run(_leave_log(tmp_path / "state", "tiny", "one", "two", "three"))
+
+    by_name, by_alias = (run(ctl, "logs", name, "--tail", 2) for name in ("tiny", "SMALL"))
+
+    assert (by_name.exit_code, by_name.output) == (0, "two\nthree\n")
+    assert by_alias.output == by_name.output
+
+
+def test_a_log_that_is_not_there_is_one_sentence_with_its_folder(
+    ctl: CliRunner, tmp_path: Path
+) -> None:
+    result = run(ctl, "logs", "tiny")
+
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"inferenceosctl: no inferenceosd runs, and {tmp_path}/state/logs has no log of model"
+        " 'tiny'\n"
+    )
+
+
+def test_a_log_is_not_followed_where_nobody_writes_one(ctl: CliRunner) -> None:
+    result = run(ctl, "logs", "tiny", "--follow")
+
+    assert result.exit_code == 1
+    assert "no inferenceosd answers on /nonexistent" in result.stderr
+
+
+@pytest.mark.parametrize("place", ["", "missing/here.json"], ids=["a folder", "no such folder"])
+def test_a_profile_that_cannot_be_written_is_one_sentence(
+    ctl: CliRunner, tmp_path: Path, place: str
+) -> None:
+    result = run(ctl, "profile", "--record", tmp_path / place)
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"inferenceosctl: {tmp_path / place} cannot be written: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+async def _leave_log(state: Path, model: str, *lines: str) -> None:
+    async with open_child_logs(state / FOLDER) as logs:
+        with logs.open(ModelId(model), InstanceId("i1")) as log:
+            for line in lines:
+                log.write(line)

@@ -103,6 +103,17 @@ def test_a_shortfall_says_what_is_missing_where_and_what_would_help() -> None:
     assert plan_text(bare) == "qwen does not fit: no llama-server runs here"
 
 
+def test_a_gibibyte_that_brings_nothing_is_said_to() -> None:
+    lacking = replace(OUTLOOK, answer=SHORTFALL, one_more_gib=())
+
+    assert plan_text(plan_report(replace(OUTLOOK, one_more_gib=()))).endswith(
+        "\n\none more GiB would bring nothing that anybody would notice"
+    )
+    assert plan_text(plan_report(lacking)).endswith(
+        "missing)\n\none more GiB anywhere would not make it fit"
+    )
+
+
 def test_what_would_be_stopped_for_a_plan_is_named() -> None:
     report = plan_report(replace(OUTLOOK, stops=(ModelId("gemma"), ModelId("phi"))))
 
@@ -128,6 +139,7 @@ pci:0000:01:00.0  NVIDIA GeForce RTX 4090      29    4.0 GiB  512.0 MiB  256.0 M
 host              AMD Ryzen 9 7950X             -  300.0 MiB        0 B   20.0 MiB        0 B  320.0 MiB  48.0 GiB  47.7 GiB
 predicted: 1200 tokens/s of prompt and 40 tokens/s of decode
 - 12 of 41 layers on the processor: no room is left on a device
+- not used: llvmpipe: it is the processor posing as a GPU
 
 qwen does not fit: even 1 slot of 4096 tokens is too much (3.0 GiB on pci:0000:01:00.0 missing)
 

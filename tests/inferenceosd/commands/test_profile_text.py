@@ -50,3 +50,9 @@ def test_a_recorded_machine_has_today_as_its_origin_and_no_path_of_a_user() -> N
     assert recorded.origin.startswith("recorded by inferenceosd ")
     assert recorded.hardware.storage == (Storage("models.dirs[2]", 1, None),)
     assert recorded.hardware.host == hardware.host
+
+
+def test_a_card_of_more_than_a_terabyte_a_second_is_written_without_an_exponent() -> None:
+    text = profile_text(decode_profile((PROFILES / "nvidia-24gb.json").read_text()))
+
+    assert " 1008 GB/s " in text

@@ -68,9 +68,13 @@ def test_what_only_a_new_daemon_takes_up_is_told_apart() -> None:
     assert changed_settings(config(), after) == ("[log] changed",)
 
 
+NO_SETTINGS = ("file", "beside_file", "warnings")
+"""What a configuration tells of where it is from."""
+
+
 @pytest.mark.parametrize(
     "field",
-    [f.name for f in fields(Config) if f.name not in ("file", "warnings", "models", "fleet")],
+    [f.name for f in fields(Config) if f.name not in (*NO_SETTINGS, "models", "fleet")],
 )
 def test_no_setting_changes_without_a_word(field: str) -> None:
     after = config()

@@ -1,10 +1,14 @@
+from dataclasses import replace
+
 import pytest
 
 from planners.ggml.header import read_header
 from planners.ggml.layers import Facts, layers, sliding_window
 from planners.gguf import parse_model
+from planners.graph.kv_cache import LaunchShape, kv_cache_bytes
 from planners.model import LayerInfo, LayerKind
 from tests.fakes.gguf_writer import Hole, Value, file_size, gguf_header
+from tests.fakes.machines import LLAMA_8B
 
 HOLE = (Hole("blk.0.w.weight", (4, 4)),)
 SSM: dict[str, Value] = {"ssm__conv_kernel": 4}
@@ -207,3 +211,22 @@ def test_a_missing_count_is_taken_from_the_tensors_and_told(missing: str, told: 
     assert info.warnings == (told,)
     assert info.layers[0].n_ff == 96
     assert info.layers[0].k_width == 64
+
+
+@pytest.mark.parametrize(("arch", "width"), [("deepseek32", 64), ("deepseek2", 0)])
+def test_an_indexer_keeps_a_key_of_its_own_per_token(arch: str, width: int) -> None:
+    (layer,) = found(
+        arch,
+        1,
+        attention__head_count=16,
+        attention__key_length=96,
+        attention__key_length_mla=96,
+        attention__value_length=64,
+        attention__indexer__key_length=64,
+    )
+    shape = LaunchShape(n_ctx=8192, n_parallel=2, n_batch=64, n_ubatch=64, kv_unified=True)
+    info = replace(LLAMA_8B, layers=(layer,) * 7)
+
+    # b10434 reports 17.50 MiB for seven such layers of deepseek32.
+    assert layer.index_width == width
+    assert kv_cache_bytes(info, shape) == 7 * 8192 * 2 * (96 + width)

@@ -93,5 +93,5 @@ def drawn(model: ModelInfo, n: int) -> list[Node]:
     shape = LaunchShape(n_ctx=1024, n_parallel=1, n_batch=n, n_ubatch=n)
     build = Builder(model, shape, n=n, n_seqs=1, n_outputs=1, host=1)
     layers = [Placed(x, 0, 0, 1, frozenset(), is_pinned=True) for x in model.layers]
-    draw(build, layers, output=0, host=1)
+    draw(build, layers, output=0, last=0, host=1)
     return build.graph.nodes

@@ -26,7 +26,7 @@ COPIED = [*STATELESS, *(name for name, info in MODELS.items() if info.architectu
 def drawn(model: ModelInfo, shape: LaunchShape, layers: Sequence[Placed]) -> Graph:
     n = shape.n_ubatch
     build = Builder(model, shape, n=n, n_seqs=shape.n_parallel, n_outputs=1, host=HOST)
-    draw(build, layers, output=0, host=HOST)
+    draw(build, layers, output=0, last=0, host=HOST)
     return build.graph
 
 

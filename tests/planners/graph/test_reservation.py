@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from planners.ggml.header import GgufArray, GgufError, GgufHeader, Tensor
 from planners.gguf import model_info
+from planners.graph.compute import device_compute_bytes, n_copies
 from planners.graph.kv_cache import LaunchShape, kv_cache_bytes
 from planners.graph.reservation import compute_bytes, forget, is_drawn
 from planners.hardware import HOST, DeviceId
 from planners.memory import layer_devices, predict
 from planners.model import LayerKind, ModelInfo
 from tests.fakes.machines import LLAMA_8B
-from tests.fakes.tiny_models import Number, info_of, tiny_models
+from tests.fakes.tiny_models import Number, TinyModel, info_of, tiny_models
 
 GPU, OTHER = DeviceId("gpu"), DeviceId("other")
 REMOTE = DeviceId("rpc:box:50052")
@@ -472,3 +473,102 @@ def test_an_encoder_with_windows_has_two_masks_and_no_logits(n_layer: int) -> No
     tokens, mask = SHAPE.n_ubatch, 2 * SHAPE.n_ubatch**2
     assert found[HOST] == pytest.approx(2 * mask + 2 * 4 * info.n_embd * tokens, rel=0.02)
     assert found[GPU] < 4 * info.n_vocab * tokens
+
+
+PIPELINE = LaunchShape(
+    n_ctx=2048, n_parallel=1, n_batch=128, n_ubatch=128, backend="vulkan",
+    split=((GPU, 9), (OTHER, 8)),
+)  # fmt: skip
+LLAMA_1B = TinyModel(
+    "llama-1B", "llama", 2048, 16,
+    {"attention.layer_norm_rms_epsilon": 1e-5, "attention.head_count": 32,
+     "attention.head_count_kv": 8, "feed_forward_length": 8192, "rope.dimension_count": 64},
+    n_vocab=128256,
+)  # fmt: skip
+
+
+def test_local_devices_that_hold_all_layers_keep_inputs_for_four_batches() -> None:
+    # b10434 reports 20.01 MiB for each of the two, and 14.5 where one batch is under way.
+    info = info_of(LLAMA_1B)
+
+    found = reserved(info, PIPELINE)
+
+    assert [round(found[device] / (1 << 20), 2) for device in (GPU, OTHER)] == [20.01, 20.01]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"split": ((GPU, 9), (REMOTE, 8))},
+        {"split": ((GPU, 17),)},
+        {"split": ((GPU, 8), (OTHER, 8))},
+        {"kv_on_host": True},
+        {"on_host": ("ffn_down",)},
+        {"n_cpu_moe": 1},
+        {"backend": "metal"},
+    ],
+    ids=str,
+)
+def test_other_launches_work_on_one_batch_at_a_time(change: dict[str, Any]) -> None:
+    shape = replace(PIPELINE, **change)
+    is_whole = shape.n_gpu_layers == LLAMA_1B.n_layer + 1
+
+    assert n_copies(PIPELINE, is_whole=True) == 4
+    assert n_copies(shape, is_whole=is_whole) == 1
+
+
+def test_where_attention_leaves_the_devices_every_layer_holds_four_batches() -> None:
+    # Of 26 layers a few once stood for all, and two thirds of a device's buffer were missing.
+    deep = replace(MODELS["dense"], n_layer=26)
+    torn = replace(
+        PIPELINE, split=((GPU, 14), (OTHER, 13)), type_k="bf16", n_ctx=1024, n_ubatch=256
+    )
+
+    few, many = (
+        reserved(info_of(replace(deep, n_layer=n)), replace(torn, split=split))
+        for n, split in ((13, ((GPU, 7), (OTHER, 7))), (26, torn.split))
+    )
+
+    assert many[GPU] > 1.5 * few[GPU]
+    assert many[HOST] > 1.5 * few[HOST]
+
+
+def test_an_estimate_counts_four_batches_too() -> None:
+    info = info_of(LLAMA_1B)
+    whole = replace(PIPELINE, n_ctx=32768, n_ubatch=512)
+    alone = replace(whole, split=((GPU, 17),))
+
+    more = device_compute_bytes(info, whole) - device_compute_bytes(info, alone)
+
+    mask, row = 2 * 32768 * 512, 4 * 2048 * 512
+    assert more == 3 * (mask + row)
+
+
+def test_a_gate_within_the_feed_forward_network_is_known_by_its_width() -> None:
+    # chatglm and others have it; by its name alone phi3's was once known.
+    info = info_of(replace(MODELS["dense"], architecture="phi3"))
+    other = replace(info, architecture="grault", digest="grault")
+    shape = replace(SHAPE, split=((GPU, info.n_layer + 1),))
+
+    weights = [weight for layer in info.layers for weight in layer.weights]
+
+    assert {w.shape[1] for w in weights if w.name == "ffn_up.weight"} == {2 * info.layers[0].n_ff}
+    assert reserved(other, shape)[GPU] == pytest.approx(reserved(info, shape)[GPU], rel=0.05)
+
+
+def test_the_outputs_norm_stays_on_its_device_though_the_matrix_cannot() -> None:
+    # b10434 reports 0.10 MiB on the second of two devices, which holds nothing but that norm.
+    numbers: dict[str, Number] = {
+        "attention.layer_norm_rms_epsilon": 1e-5, "attention.head_count": 32,
+        "attention.head_count_kv": 8, "attention.key_length": 128, "attention.value_length": 128,
+        "feed_forward_length": 9728,
+    }  # fmt: skip
+    info = info_of(TinyModel("qwen3-4b", "qwen3", 2560, 36, numbers, n_vocab=151936))
+    shape = LaunchShape(
+        n_ctx=16384, n_parallel=2, n_batch=512, n_ubatch=512, backend="vulkan",
+        split=((GPU, 36), (OTHER, 1)), binding_limits=((GPU, 128 << 20), (OTHER, 128 << 20)),
+    )  # fmt: skip
+
+    found = reserved(info, shape)
+
+    assert round(found[OTHER] / (1 << 20), 2) == 0.10

@@ -1,4 +1,6 @@
-from planners.graph.schedule import OFFLOAD_LEAST_BATCH, Backends, Split, ordered, split
+from dataclasses import replace
+
+from planners.graph.schedule import OFFLOAD_LEAST_BATCH, Backends, Split, leafs, ordered, split
 from planners.graph.tensors import Graph, Node, full, leaf_input, like, mul_mat
 
 GPU, OTHER, HOST = 0, 1, 2
@@ -92,3 +94,24 @@ def test_an_operation_that_its_weights_device_lacks_follows_its_sources() -> Non
     found = split(graph, Backends(3, (True, False, False), supports))
 
     assert places(found) == [(OTHER, ["mul_mat"]), (OTHER, ["add"])]
+
+
+def test_of_batches_under_way_at_once_each_has_inputs_and_copies_of_its_own() -> None:
+    tokens = leaf_input(64, 4)
+    x = mul_mat(weight(GPU), tokens)
+    graph = Graph()
+    graph.expand(mul_mat(weight(OTHER), x))
+
+    found = split(graph, replace(backends(), n_copies=4))
+
+    held = leafs(found, graph)[:-3]  # what the graph itself has: two weights and the input
+    assert [node.backend for node in held] == [HOST] * 4 + [GPU] * 4 + [OTHER] * 4
+    assert held[0] is tokens
+    assert all(node.is_output for node in held)  # so that nothing takes their place
+
+
+def test_one_batch_at_a_time_holds_nothing() -> None:
+    graph = Graph()
+    graph.expand(mul_mat(weight(GPU), leaf_input(64, 4)))
+
+    assert leafs(split(graph, backends()), graph) == graph.leafs

@@ -20,6 +20,8 @@ def test_cards_are_read_from_sysfs_in_pci_order_and_connectors_are_none() -> Non
         total_bytes=25753026560,
         free_bytes=25753026560 - 1073741824,
         pci="0000:03:00.0",
+        carved_out=(25753026560, 25753026560 - 1073741824),
+        lent=(33711673344, 33711673344 - 20971520),
     )
     assert [s.pci for s in reading.sightings] == ["0000:03:00.0", "0000:7b:00.0"]
 

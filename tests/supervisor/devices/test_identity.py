@@ -215,3 +215,22 @@ def test_a_card_has_the_bandwidth_its_driver_tells_else_its_data_sheets() -> Non
     assert devices["pci:0000:01:00.0"].link_bytes_per_s == 2.0
     assert devices["vulkan:Vulkan0"].bandwidth_bytes_per_s == 960e9
     assert devices["vulkan:Vulkan0"].link_bytes_per_s is None
+
+
+def test_a_card_that_an_engine_calls_integrated_has_what_its_host_lends() -> None:
+    nameless = Sighting(
+        source="amdgpu",
+        name="",
+        kind=DeviceKind.UNKNOWN,
+        total_bytes=GIB // 2,
+        free_bytes=GIB // 4,
+        pci="0000:c5:00.0",
+        lent=(62 * GIB, 60 * GIB),
+    )
+
+    (newer,) = joined([nameless], [vulkan(0, "AMD Radeon 8060S Graphics", 63488, 62000)]).values()
+    (discrete,) = joined([nameless], [vulkan(0, "AMD Radeon RX 9070", 512, 300)]).values()
+
+    assert (newer.kind, newer.total_bytes) == (DeviceKind.INTEGRATED, 62 * GIB + GIB // 2)
+    assert newer.free_bytes == 60 * GIB + GIB // 4
+    assert (discrete.kind, discrete.total_bytes) == (DeviceKind.DISCRETE, GIB // 2)

@@ -123,8 +123,23 @@ def test_a_library_that_does_not_match_its_driver_is_a_note_with_the_remedy(
 
     assert reading["sightings"] == []
     note = reading["notes"][0]["text"]
-    assert "version mismatch" in note
+    assert note.startswith("NVML: RM has detected an NVML/RM version mismatch: the driver")
     assert note.endswith("restart the machine")
+
+
+@pytest.mark.parametrize(("machine", "kind"), [("mismatch", "fault"), ("not-loaded", "driver")])
+def test_a_driver_that_is_there_and_fails_is_a_fault_and_one_that_is_not_there_a_want(
+    read: Callable[..., Any], machine: str, kind: str
+) -> None:
+    with_card = read(machine, root=FIXTURES / "nvidia-without-driver")
+
+    assert [note["kind"] for note in with_card["notes"]] == [kind]
+
+
+def test_a_library_that_fails_where_there_is_no_card_is_no_fault(
+    read: Callable[..., Any],
+) -> None:
+    assert [note["kind"] for note in read("mismatch")["notes"]] == ["driver"]
 
 
 def test_a_driver_that_is_not_loaded_is_news_only_where_there_is_a_card(

@@ -177,3 +177,21 @@ def test_a_card_no_engine_sees_is_noted() -> None:
     assert built.device_id == lonely.device_id
     assert built.text.endswith("scripts/build_backends.sh can build one")
     assert shown.text.endswith("; CUDA_VISIBLE_DEVICES=0 may hide it")
+
+
+def test_a_slice_beside_one_that_cuda_shows_is_told_how_it_would_be_shown() -> None:
+    shown = replace(CARD, device_id=DeviceId("uuid:MIG-aaaa"))
+    other = replace(shown, device_id=DeviceId("uuid:MIG-bbbb"), engine_names=())
+
+    (beside,) = unserved([shown, other], hiding=())
+    (alone,) = unserved([other], hiding=())
+
+    assert "CUDA_VISIBLE_DEVICES=MIG-UUID" in str(beside)
+    assert str(alone).endswith("scripts/build_backends.sh can build one")
+
+
+def test_a_hidden_card_is_left_alone_until_a_rule_says_use() -> None:
+    use = DeviceRule(CARD.device_id, limit_bytes=None, reserve_bytes=None, use=True)
+
+    assert not ruled_device(CARD, RULES, is_hidden=True).use
+    assert ruled_device(CARD, replace(RULES, devices=(use,)), is_hidden=True).use

@@ -1,11 +1,12 @@
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from planners.hardware import DeviceKind
 from planners.sizes import GIB
 from supervisor.devices.sighting import Sighting
-from supervisor.devices.visibility import hiding, numbered
+from supervisor.devices.visibility import hidden, hiding, numbered
 
 
 def card(source: str, n: int) -> tuple[Sighting]:
@@ -56,3 +57,34 @@ def test_what_hides_devices_is_named_as_it_is_set() -> None:
     assert hiding("cuda", env) == ("CUDA_VISIBLE_DEVICES=0",)
     assert hiding("vulkan", env) == ("GGML_VK_VISIBLE_DEVICES=",)
     assert hiding("metal", env) == ()
+
+
+@pytest.mark.parametrize(
+    ("env", "by_number"),
+    [
+        ({}, {}),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, {1: "CUDA_VISIBLE_DEVICES=1"}),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, dict.fromkeys((1, 4), "CUDA_VISIBLE_DEVICES=-1")),
+        ({"HIP_VISIBLE_DEVICES": "0"}, dict.fromkeys((3, 5), "HIP_VISIBLE_DEVICES=0")),
+        (
+            {"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "0"},
+            dict.fromkeys((2, 5), "ROCR_VISIBLE_DEVICES=1,2, HIP_VISIBLE_DEVICES=0"),
+        ),
+        ({"GGML_VK_VISIBLE_DEVICES": "0"}, {}),
+    ],
+    ids=["nothing set", "one of NVIDIA's", "all of NVIDIA's", "AMD's", "AMD's twice", "Vulkan's"],
+)
+def test_a_card_is_hidden_by_its_own_vendors_variables(
+    env: Mapping[str, str], by_number: Mapping[int, str]
+) -> None:
+    found = hidden([card for (card,) in reversed(CARDS)], env)
+
+    assert found == {f"pci:0000:0{n}:00.0": told for n, told in by_number.items()}
+
+
+def test_a_slice_without_an_address_is_hidden_by_its_uuid() -> None:
+    shown, other = (replace(CARDS[0][0], pci=None, uuid=f"MIG-{each}") for each in "ab")
+
+    assert hidden([shown, other], {"CUDA_VISIBLE_DEVICES": "MIG-a"}) == {
+        "uuid:MIG-b": "CUDA_VISIBLE_DEVICES=MIG-a"
+    }

@@ -152,6 +152,7 @@ async def test_a_rule_whose_file_is_missing_is_reported(tmp_path: Path) -> None:
         "unknown": "a rule without a file: none of that name is in the model folders",
     }
     assert catalogue.broken[-1].kind is BrokenKind.RULE
+    assert catalogue.broken[-1].names == ("unknown",)
 
 
 async def test_a_rule_for_a_broken_file_is_not_reported_a_second_time(tmp_path: Path) -> None:

@@ -1,0 +1,29 @@
+"""What a model's TEMPLATE layer comes to for its llama-server. Pure."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from planners.templates.conversation import read
+from planners.templates.go_syntax import BadTemplate
+from planners.templates.jinja import jinja
+
+_REMEMBERED = 256  # layers; a folder is looked at again and again
+
+
+@dataclass(frozen=True, slots=True)
+class GivenTemplate:
+    """The chat template of a model whose file has none of its own."""
+
+    jinja: str
+    """For llama-server; "" where it cannot be told."""
+    why_not: str
+    """What stands in the way, as a sentence's end; "" where nothing does."""
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def given_template(source: str) -> GivenTemplate:
+    """What a TEMPLATE layer's text comes to: never nearly the same."""
+    try:
+        return GivenTemplate(jinja(read(source)), "")
+    except BadTemplate as exc:
+        return GivenTemplate("", exc.why)
