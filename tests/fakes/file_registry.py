@@ -1,4 +1,4 @@
-"""A registry as a program: files below a folder by their paths, by ranges, at some 60 MB/s.
+"""A registry as a program: files below a folder by their paths, by ranges, at some 12 MB/s each.
 
 python -m tests.fakes.file_registry FOLDER      prints its port
 """
@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 PIECE_BYTES = 256 << 10
-PAUSE_S = 0.004  # after each piece, on each connection
+PAUSE_S = 0.02  # after each piece, on each connection
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -23,7 +23,7 @@ from tests.fakes.ollama_store import IMAGE, OllamaStore, as_it_lies
 MODEL = "SmolLM2-135M-Instruct.Q4_1"
 ROUNDS = 4  # of a kill in the middle of each change, which makes twenty
 SEED = 20261201
-LONGEST_S = 1.2  # of a change that is killed: a pull of the model takes about that long
+BEGUN_S = 30.0  # for that trace to be there
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +100,15 @@ def test_no_kill_in_the_middle_of_a_change_leaves_a_broken_store(
     model_dir: Path, weights: bytes, round_number: int
 ) -> None:
     chance = random.Random(SEED + round_number)
-    with tempfile.TemporaryDirectory(prefix="ios-") as name, registry(weights) as at:
+    other = weights + bytes(32)  # whose blob no copy of the model brings along
+    with tempfile.TemporaryDirectory(prefix="ios-") as name, registry(other) as at:
         folder = Path(name)
-        for change in (_pull, _create, _copy, _pull, _delete):
+        for change in (*CHANGES, _pull):
             with started_daemon(folder, model_dirs=[model_dir]) as daemon:
                 daemon.wait_until_open()
-                _prepare(daemon)
+                _prepare(daemon, at)
                 _check(daemon, folder / "state" / "store")
-                _killed_in(daemon, change, at, after_s=chance.uniform(0, LONGEST_S))
+                _killed_in(daemon, change, at, after_s=chance.uniform(0, CHANGES[change]))
         with started_daemon(folder, model_dirs=[model_dir]) as daemon:
             daemon.wait_for_engines()
             _check(daemon, folder / "state" / "store")
@@ -145,22 +146,33 @@ def _delete(base: str, at: str) -> None:
             asked(base, "/api/delete", {"model": name}, method="DELETE")
 
 
+CHANGES = {_pull: 4.0, _create: 0.5, _copy: 0.3, _delete: 0.2}
+"""How long each takes, from the first trace of it on disk to its end, in seconds."""
+
+
 def asked_models(base: str) -> list[str]:
     tags = httpx.get(f"{base}/api/tags", timeout=30, trust_env=False).json()["models"]
     return [model["name"] for model in tags]
 
 
-def _prepare(daemon: StartedDaemon) -> None:
-    """`base` is there: what copies are made of."""
+def _prepare(daemon: StartedDaemon, at: str) -> None:
+    """`base` and copies of it are there, what is pulled and made is not: every change does work."""
+    base = daemon.base
     told = {"source": MODEL, "destination": "base"}
-    assert asked(daemon.base, "/api/copy", told).status_code == 200
+    assert asked(base, "/api/copy", told).status_code == 200
+    for number in range(3):
+        told = {"source": "base", "destination": f"old:{number}"}
+        assert asked(base, "/api/copy", told).status_code == 200
+    for name in (_named(at)["model"], "made"):
+        asked(base, "/api/delete", {"model": name}, method="DELETE")
 
 
 def _killed_in(
     daemon: StartedDaemon, change: Callable[[str, str], None], at: str, *, after_s: float
 ) -> None:
-    """SIGKILL, some time after the change was asked for."""
-    base = daemon.base
+    """SIGKILL, some time after the change left a first trace on disk."""
+    base, store = daemon.base, daemon.folder / "state" / "store"
+    before = _traces(store)
 
     def run() -> None:
         with suppress(httpx.HTTPError):
@@ -168,11 +180,19 @@ def _killed_in(
 
     changing = threading.Thread(target=run)
     changing.start()
+    deadline_s = time.monotonic() + BEGUN_S
+    while changing.is_alive() and _traces(store) == before and time.monotonic() < deadline_s:
+        time.sleep(0.002)
     time.sleep(after_s)
     daemon.process.kill()
     daemon.process.wait()
     changing.join(30)
     assert not changing.is_alive()
+
+
+def _traces(store: Path) -> set[str]:
+    """Every file of the store, unfinished ones among them."""
+    return {str(path) for path in store.rglob("*")}
 
 
 def _check(daemon: StartedDaemon, store: Path) -> None:
