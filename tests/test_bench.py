@@ -60,9 +60,11 @@ def test_a_daemon_started_once_fills_the_whole_table_of_starts() -> None:
 
 
 @pytest.mark.llama
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("what", ["moves", "kills"])
 def test_streams_of_models_that_move_or_die_come_to_the_same_words(what: str) -> None:
-    account = migrated(what, streams=4, seed=1)
+    account = migrated(what, n_hit=1, seed=1)
 
-    assert account.streams == account.identical == 4, account.text(what)
-    assert "0 failed, 0 silent ends, 4 identical" in account.text(what)
+    assert account.is_good, account.text()
+    assert account.hit >= 1
+    assert ": 0 failed, 0 silent ends, 0 in other words" in account.text()
