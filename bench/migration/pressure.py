@@ -19,7 +19,7 @@ from threading import Event
 
 import httpx
 
-from bench.migration.memory_group import MemoryGroup, memory_group
+from bench.migration.memory_group import MemoryGroup, NoGroup, memory_group
 from bench.migration.questions import drawn
 from bench.migration.streams import Ended, ended
 from planners.pressure import DEFAULT_RULES
@@ -94,7 +94,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of waves and callers (1)")
     parser.add_argument("--log", type=Path, metavar="FILE", help="keep the daemon's log there")
     asked = parser.parse_args()
-    account = measured(seconds=asked.seconds, seed=asked.seed, log_to=asked.log)
+    try:
+        account = measured(seconds=asked.seconds, seed=asked.seed, log_to=asked.log)
+    except NoGroup as exc:
+        sys.exit(f"pressure: {NoGroup.__doc__} {exc}")
     print(account.text())
     sys.exit(not account.is_good)
 
