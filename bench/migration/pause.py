@@ -5,7 +5,6 @@ under four streams: the two see the same machine. In one daemon both launches fi
 makes room for the next.
 """
 
-import os
 import signal
 import socket
 import subprocess
@@ -112,7 +111,9 @@ def _bare(world: World) -> Iterator[Callable[[], float]]:
     """A child of nobody's, and how to stop and start it: seconds that this takes."""
     (instance,) = world.ready()
     process = psutil.Process(instance["pid"])
-    argv, env = process.cmdline(), process.environ()
+    argv = process.cmdline()
+    # Without what makes it the child of a daemon: such a one ends over its stdin alone.
+    env = {k: v for k, v in process.environ().items() if not k.startswith("LLAMA_SERVER_")}
     with tempfile.TemporaryDirectory(prefix="ios-bare-") as folder:
         path = Path(folder) / "child.sock"
         argv[argv.index("--host") + 1] = str(path)
@@ -141,7 +142,7 @@ def _bare(world: World) -> Iterator[Callable[[], float]]:
 def _started(argv: list[str], env: dict[str, str], path: Path) -> subprocess.Popen[bytes]:
     """A child that is ready."""
     child = subprocess.Popen(
-        argv, env={**os.environ, **env}, stdin=subprocess.PIPE,
+        argv, env=env, stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     give_up_s = time.monotonic() + READY_S
