@@ -43,7 +43,7 @@ CAMPAIGNS = {
             worlds.on_vulkan, 20, "between the processor and software Vulkan",
         ),
         Campaign(
-            Style("mixed", callers=3, with_others=False, is_mixed=True),
+            Style("mixed", n_tokens=200, callers=3, is_mixed=True),
             worlds.with_spare_slots, 24, "with idle conversations and late callers",
         ),
         Campaign(

@@ -220,6 +220,14 @@ OTHERS = (
 )
 
 
+LONG = tuple(
+    question
+    for question in TEXTS
+    if question.path in ("/v1/chat/completions", "/v1/completions", "/completion")
+)
+"""Those that write as many tokens as they may."""
+
+
 def drawn(chance: random.Random, *, with_others: bool) -> Question:
     """A text in any dialect; with others, one time in three something else."""
     if with_others and chance.random() < 1 / 3:

@@ -12,27 +12,29 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
 from bench.migration.account import FAULTS, Round
-from bench.migration.questions import TEXTS, Form, Question, drawn
+from bench.migration.questions import LONG, TEXTS, Form, Question, drawn
 from bench.migration.streams import WITHIN_S, Ended, ended
 from bench.migration.worlds import World
 
 READY_S = 120.0
 RESTED_S = 0.5  # cadence of looking whether a killed process has a successor
-LATE = 2  # callers who come while a model moves
+UNDER_WAY_S = 0.5  # for a move to hold callers back
+APART_S = 0.5  # between the two who come then
 MOST_ASKED = 4  # undisturbed replies, before a text is called another one
 KEPT_TOKENS = 80  # of an idle conversation of 130, to be found cached
 
 Heard = tuple[Question, Ended]
+T = TypeVar("T")
 
 HARBOUR = (
     "Here is what you should know. The harbour has four piers, and each has its own colour. The"
@@ -127,26 +129,63 @@ def played(style: Style, world: World, alone: Undisturbed, *, seed: int, number:
     """One round."""
     chance = random.Random(f"{style.what} {seed} {number}")
     began_at = time.time()
-    if style.is_mixed:
-        _turn(world, [])
-    asked = [drawn(chance, with_others=style.with_others) for _ in range(style.callers)]
-    late = [chance.choice(TEXTS) for _ in range(LATE if style.is_mixed else 0)]
+    asked = [_drawn(style, chance) for _ in range(style.callers)]
     point = _Point(chance.randrange(style.n_tokens // 5))
-    with ThreadPoolExecutor(len(asked) + len(late)) as threads:
+    with ThreadPoolExecutor(len(asked) + 2) as threads:
         told = [
             threads.submit(_heard, style, world, question, point if n == 0 else None)
             for n, question in enumerate(asked)
         ]
         told[0].add_done_callback(lambda _: point.reached.set())
         point.reached.wait(WITHIN_S)
-        told += [threads.submit(_heard, style, world, question, None) for question in late]
+        beside = _Beside(style, world, threads, chance) if style.is_mixed else None
         move_s = _struck(style, world, number)
         heard = [one.result(2 * WITHIN_S) for one in told]
-    lost = _lost_caches(world) if style.is_mixed else ()
+        heard += beside.heard() if beside is not None else ()
+    lost = beside.lost_caches() if beside is not None else ()
     hit = {event["request_id"]: event for event in world.resumed(since=began_at)}
     return _round(
         style, alone, heard, hit, seed=seed, number=number, move_s=move_s, lost_caches=lost
     )
+
+
+def _drawn(style: Style, chance: random.Random) -> Question:
+    if style.is_mixed:
+        return chance.choice(LONG)
+    return drawn(chance, with_others=style.with_others)
+
+
+class _Beside:
+    """A conversation in the first slot behind the streams', and who comes once that is idle.
+
+    Its next turn comes first, and so to its slot: the lowest that is free.
+    """
+
+    def __init__(
+        self, style: Style, world: World, threads: ThreadPoolExecutor, chance: random.Random
+    ) -> None:
+        said, _ = _turn(world, [])
+        more = [{"role": "assistant", "content": said}, {"role": "user", "content": "And boats?"}]
+        self._next = threads.submit(self._later, 0.0, lambda: _turn(world, more))
+        question = chance.choice(TEXTS)
+        self._late = threads.submit(
+            self._later, APART_S, lambda: _heard(style, world, question, None)
+        )
+
+    @staticmethod
+    def _later(after_s: float, ask: Callable[[], T]) -> T:
+        """What is asked once the move is under way."""
+        time.sleep(UNDER_WAY_S + after_s)
+        return ask()
+
+    def heard(self) -> list[Heard]:
+        """Of the late caller."""
+        return [self._late.result(WITHIN_S)]
+
+    def lost_caches(self) -> tuple[str, ...]:
+        """Of the conversation, where it had to be read again."""
+        _, cached = self._next.result(WITHIN_S)
+        return () if cached >= KEPT_TOKENS else (f"only {cached} tokens were cached",)
 
 
 def _heard(style: Style, world: World, question: Question, point: _Point | None) -> Heard:
@@ -199,12 +238,6 @@ def _turn(world: World, more: Sequence[dict[str, str]]) -> tuple[str, int]:
         reply = client.post("/v1/chat/completions", json=body).raise_for_status().json()
     cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
     return str(reply["choices"][0]["message"]["content"]), int(cached)
-
-
-def _lost_caches(world: World) -> tuple[str, ...]:
-    more = [{"role": "assistant", "content": "Blue."}, {"role": "user", "content": "And boats?"}]
-    _, cached = _turn(world, more)
-    return () if cached >= KEPT_TOKENS else (f"only {cached} tokens were cached",)
 
 
 # what is told of it
