@@ -47,10 +47,17 @@ CAMPAIGNS = {
             worlds.with_spare_slots, 24, "with idle conversations and late callers",
         ),
         Campaign(
-            Style("windows", with_others=False), worlds.with_windows, 16, "of sliding windows",
+            Style("windows", n_tokens=400, with_others=False), worlds.with_windows, 16,
+            "of sliding windows",
         ),
-        Campaign(Style("recurrent", with_others=False), worlds.recurrent, 16, "a recurrent model"),
-        Campaign(Style("hybrid", with_others=False), worlds.hybrid, 16, "with some attention"),
+        Campaign(
+            Style("recurrent", n_tokens=400, callers=2, with_others=False), worlds.recurrent, 8,
+            "a recurrent model",
+        ),
+        Campaign(
+            Style("hybrid", n_tokens=400, callers=2, with_others=False), worlds.hybrid, 8,
+            "a recurrent model with some attention",
+        ),
         Campaign(Style("kills", kills=True), worlds.on_the_processor, 200, "processes killed"),
     )
 }  # fmt: skip

@@ -30,6 +30,8 @@ SHIFTS: tuple[Options, ...] = (
     {"parallel": 8},
 )
 """Context and slots, on the processor."""
+RESIZES: tuple[Options, ...] = ({"context": 768}, {"context": 1024})
+"""Context alone: of four slots llama-server b10434 died of a SIGSEGV on a small recurrent model."""
 CONTEXT = 1024
 TIGHT = 1.1  # of what one process takes: it ends before the next one loads, weights shared or not
 VULKAN = '[devices."Vulkan0"]\nuse = true\n'
@@ -169,8 +171,7 @@ def side_by_side() -> Iterator[World]:
 @contextmanager
 def with_spare_slots() -> Iterator[World]:
     """Six slots, so that a conversation keeps its own beside streams and late callers."""
-    moves: tuple[Options, ...] = ({"context": 768}, {"context": 1024})
-    with ExitStack() as held, _running(held, _hermes(held), moves, slots=6) as world:
+    with ExitStack() as held, _running(held, _hermes(held), RESIZES, slots=6) as world:
         yield world
 
 
@@ -206,31 +207,31 @@ def on_vulkan() -> Iterator[World]:
 
 
 @contextmanager
-def _tiny(name: str) -> Iterator[World]:
+def _tiny(name: str, moves: tuple[Options, ...], *, slots: int) -> Iterator[World]:
     """A small model of random weights, of one architecture."""
     with ExitStack() as held:
         folder = held.enter_context(_folder())
         (model,) = (model for model in tiny_models() if model.name == name)
-        with _running(held, write(model, folder), SHIFTS) as world:
+        with _running(held, write(model, folder), moves, slots=slots) as world:
             yield world
 
 
 @contextmanager
 def with_windows() -> Iterator[World]:
     """A model of sliding windows."""
-    with _tiny("windows-6") as world:
+    with _tiny("windows-6", SHIFTS, slots=SLOTS) as world:
         yield world
 
 
 @contextmanager
 def recurrent() -> Iterator[World]:
     """A model whose state cannot be rolled back."""
-    with _tiny("state-2") as world:
+    with _tiny("state-2", RESIZES, slots=1) as world:
         yield world
 
 
 @contextmanager
 def hybrid() -> Iterator[World]:
     """A recurrent model with some layers of attention."""
-    with _tiny("hybrid-2") as world:
+    with _tiny("hybrid-2", RESIZES, slots=1) as world:
         yield world
