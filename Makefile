@@ -10,7 +10,8 @@
 # make bench-start    how soon a daemon answers, and what it takes while idle
 # make soak   ten minutes of callers and disturbances, and an account; SECONDS= and SEED= for others
 # make bench-speed    decode under the chosen flags against the best of a grid
-# make bench-migration  streams whose model moves, or whose process is killed, against undisturbed ones
+# make bench-migration  streams whose model moves, or whose process is killed, against undisturbed ones;
+#                     pauses, what it costs, and five minutes of others' memory in waves (as root)
 # make bench-death    how soon a killed llama-server is noticed; LOAD=N beside N busy processes
 
 VENV := .venv
@@ -64,6 +65,7 @@ bench-start: $(VENV)/.dev $(VENV)/.quickstart
 
 bench-migration: $(VENV)/.dev $(VENV)/.quickstart
 	$(BIN)/python -m bench.migration $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m bench.migration.pressure $(if $(SEED),--seed $(SEED))
 
 soak: $(VENV)/.dev $(VENV)/.quickstart
 	$(BIN)/python -m bench.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))

@@ -29,6 +29,7 @@ from proxy.child.upstream import UpstreamRequest, UpstreamResponse
 from proxy.continuity.continuation import asked_by, seed_member
 from proxy.continuity.delivered import Kind
 from proxy.continuity.lasting import Lasting, Resumption
+from proxy.continuity.tokens import TOKENIZED, n_tokens, tokenize_body
 from proxy.door import Door
 from proxy.engine_limits import check_body, check_text
 from proxy.errors import UpstreamBroken, UpstreamGone
@@ -61,12 +62,6 @@ class Order:
 
 _NO_ORDER = Order(b"", b"")
 
-
-class _Counted(msgspec.Struct):
-    tokens: list[msgspec.Raw]
-
-
-_COUNTED = msgspec.json.Decoder(_Counted)
 
 Hear = Callable[[Lease, UpstreamResponse], Awaitable[object]]
 
@@ -299,9 +294,9 @@ class _Turn:
 
     async def n_tokens(self, text: str) -> int:
         """By the next child's tokenizer."""
-        body = msgspec.json.encode({"content": text, "add_special": False})
-        counted = await ask(self._door, self.lease, _COUNTED, target=b"/tokenize", body=body)
-        return len(counted.tokens)
+        body = tokenize_body(text)
+        told = await ask(self._door, self.lease, TOKENIZED, target=b"/tokenize", body=body)
+        return n_tokens(told.tokens, text)
 
     async def send(self, extra: bytes) -> UpstreamResponse:
         """The next child's reply to the same request. Raises UpstreamError, what it refuses."""

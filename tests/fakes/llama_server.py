@@ -67,6 +67,7 @@ class Faults:
     die_before_reply: bool = False  # SIGKILLs itself when a completion arrives
     die_at_byte: int = -1  # SIGKILLs itself after that many bytes of a stream
     last_words: str = ""  # a key of LOAD_ENDS: it prints that, and exits with 1, where it would die
+    # (also at a SIGUSR1: at the moment that a test chooses)
     cut_at_byte: int = -1  # closes the connection there instead, and lives
     garbage: bool = False  # answers completions with what is no HTTP
     chop_bytes: int = 0  # cuts a stream into pieces of that size, wherever that is
@@ -587,7 +588,11 @@ class Engine:
             case "GET", "/slots":
                 return [self.slot(n) for n in range(len(self.slots))]
             case "POST", "/tokenize":
-                return {"tokens": [token_id(piece) for piece in pieces(asked["content"])]}
+                told = [
+                    {"id": token_id(piece), "piece": piece} for piece in pieces(asked["content"])
+                ]
+                is_told = asked.get("with_pieces", False)
+                return {"tokens": told if is_told else [token["id"] for token in told]}
             case "POST", "/detokenize":
                 return {"content": "".join(f" t{number}" for number in asked["tokens"])}
             case "POST", "/apply-template":
@@ -845,6 +850,8 @@ async def main(options: Options) -> NoReturn:
     await listen(engine)
     if FAULTS.ignore_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if FAULTS.last_words:
+        signal.signal(signal.SIGUSR1, lambda *_: die())
     await load(engine)
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, on_sigterm, asked)

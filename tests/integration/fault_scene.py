@@ -1,6 +1,7 @@
 """A real daemon over the fake engine, brought into a state, with callers on their way."""
 
 import json
+import resource
 import signal
 import tempfile
 import time
@@ -20,7 +21,9 @@ from scripts.started_daemon import StartedDaemon, started_daemon
 from supervisor.engines.tinymodel import tiny_model
 from tests.fakes.processes import is_gone
 
-FAKE = Path(__file__).parents[1] / "fakes" / "llama_server.py"
+FAKES = Path(__file__).parents[1] / "fakes"
+FAKE = FAKES / "llama_server.py"
+NVML = FAKES / "nvml" / "nvml.c"
 WITHIN_S = 30.0
 LOOK_S = 0.01  # cadence of looking
 TOKEN_S = 0.8  # of a reply in whose middle something is to happen, on a busy machine too
@@ -37,6 +40,7 @@ class State(Enum):
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
+    ANSWERING = "mid-stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +187,20 @@ class Scene:
             case State.READY:
                 assert self.says().text == SAID
                 return None
+            case State.ANSWERING:
+                return self.answering(tokens=tokens)
             case State.DRAINING:
-                self.also(token_s=TOKEN_S)
-                caller = self.call(tokens=tokens)
-                assert caller.began.wait(WITHIN_S)
+                caller = self.answering(tokens=tokens)
                 self.post("/unload")
                 self.until(lambda: self.state() == "draining")
                 return caller
+
+    def answering(self, *, tokens: int = 4) -> Caller:
+        """A caller who has the beginning of an answer."""
+        self.also(token_s=TOKEN_S)
+        caller = self.call(tokens=tokens)
+        assert caller.began.wait(WITHIN_S)
+        return caller
 
     def leaves_nothing(self) -> None:
         """Assert that the daemon, asked to unload, holds nothing of what was."""
@@ -314,6 +325,18 @@ def until_gone(process: psutil.Process, *, within_s: float) -> None:
     while not is_gone(process.pid):
         assert time.monotonic() < give_up_s, f"pid {process.pid} lives on"
         time.sleep(LOOK_S)
+
+
+@contextmanager
+def full_disk(scene: Scene) -> Iterator[None]:
+    """Nothing of the daemon's can grow for as long as the block lasts."""
+    largest = max(p.stat().st_size for p in scene.daemon.folder.rglob("*") if p.is_file())
+    scene.process.rlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
+    try:
+        yield
+    finally:
+        if scene.daemon.process.poll() is None:
+            scene.process.rlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
 
 
 def kill(process: psutil.Process) -> None:

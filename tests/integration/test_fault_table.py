@@ -4,11 +4,9 @@ A dead process is one that is gone, or waits to be reaped. The states are those 
 instance; a fault that belongs to no process of its own strikes while the model is in that state.
 """
 
-import resource
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -18,6 +16,7 @@ from tests.integration.fault_scene import (
     AT_LENGTH,
     LOOK_S,
     MODEL,
+    NVML,
     OTHER,
     SAID,
     TOKEN_S,
@@ -27,14 +26,17 @@ from tests.integration.fault_scene import (
     Scene,
     Stage,
     State,
+    full_disk,
     kill,
     until_gone,
 )
 
 STATES = pytest.mark.parametrize("state", State, ids=lambda state: state.value)
+NOT_LOADING = pytest.mark.parametrize(
+    "state", [State.READY, State.DRAINING, State.ANSWERING], ids=lambda state: state.value
+)
 DAEMON_STOP_S = 15.0
 GONE_S = 5.0  # for what the kernel or an idle daemon does at once, on a busy machine
-NVML = Path(__file__).parents[1] / "fakes" / "nvml" / "nvml.c"
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +133,7 @@ def test_a_child_stopped_while_ready_is_replaced_and_serves_who_asked(scene: Sce
     scene.leaves_nothing()
 
 
-@pytest.mark.parametrize("state", [State.READY, State.DRAINING], ids=["ready", "draining"])
+@NOT_LOADING
 def test_a_load_that_dies_of_memory_leaves_the_others_alone(scene: Scene, state: State) -> None:
     caller, pid = scene.into(state), scene.pid()
     scene.order(die_while_loading="oom")
@@ -207,6 +209,23 @@ def test_a_child_out_of_memory_while_draining_tells_its_caller(scene: Scene) -> 
     scene.leaves_nothing()
 
 
+def test_a_child_killed_in_mid_answer_whose_successor_has_no_memory_tells_its_caller(
+    scene: Scene,
+) -> None:
+    scene.order(token_s=TOKEN_S)
+    caller = scene.call()
+    assert caller.began.wait(WITHIN_S)
+    scene.order(die_while_loading="oom")
+
+    kill(scene.child())
+
+    ended = caller.ended(60.0)
+    assert told(ended)
+    assert "memory" in ended.error
+    assert ended.text
+    scene.leaves_nothing()
+
+
 @STATES
 def test_a_broken_driver_costs_nobody_an_answer(driver_stage: Stage, state: State) -> None:
     with driver_stage.playing() as scene:
@@ -216,18 +235,34 @@ def test_a_broken_driver_costs_nobody_an_answer(driver_stage: Stage, state: Stat
         scene.leaves_nothing()
 
 
+def test_a_broken_driver_keeps_no_stream_from_outliving_its_child(driver_stage: Stage) -> None:
+    with driver_stage.playing() as scene:
+        caller = scene.answering()
+
+        kill(scene.child())
+
+        assert whole(caller.ended())
+        scene.leaves_nothing()
+
+
+def test_a_full_disk_keeps_no_stream_from_outliving_its_child(scene: Scene) -> None:
+    caller = scene.answering()
+    with full_disk(scene):
+        kill(scene.child())
+
+        assert whole(caller.ended())
+    scene.leaves_nothing()
+
+
 @STATES
 def test_a_full_disk_costs_events_but_no_answer(scene: Scene, state: State) -> None:
     caller = scene.into(state)
-    largest = max(p.stat().st_size for p in scene.daemon.folder.rglob("*") if p.is_file())
-    scene.process.rlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
-
-    assert caller is None or whole(caller.ended())
-    for _ in range(3):
-        assert whole(scene.says())
-        scene.post("/unload")
-        scene.until(lambda: scene.state() is None)
-    scene.process.rlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    with full_disk(scene):
+        assert caller is None or whole(caller.ended())
+        for _ in range(3):
+            assert whole(scene.says())
+            scene.post("/unload")
+            scene.until(lambda: scene.state() is None)
     scene.leaves_nothing()
 
 
@@ -248,7 +283,7 @@ def test_a_socket_left_by_another_time_does_not_stop_a_load(scene: Scene) -> Non
     scene.leaves_nothing()
 
 
-@pytest.mark.parametrize("state", [State.READY, State.DRAINING], ids=["ready", "draining"])
+@NOT_LOADING
 def test_a_socket_that_vanishes_under_a_child_costs_nobody_an_answer(
     scene: Scene, state: State
 ) -> None:
@@ -259,6 +294,17 @@ def test_a_socket_that_vanishes_under_a_child_costs_nobody_an_answer(
 
     assert caller is None or whole(caller.ended())
     assert whole(scene.says())
+    scene.leaves_nothing()
+
+
+def test_a_stream_outlives_a_child_whose_socket_vanished_first(scene: Scene) -> None:
+    caller = scene.answering()
+    for path in (scene.daemon.folder / "run").rglob("i*-*.sock"):
+        path.unlink()
+
+    kill(scene.child())
+
+    assert whole(caller.ended())
     scene.leaves_nothing()
 
 
@@ -309,6 +355,19 @@ def test_a_reload_while_ready_keeps_the_child_of_what_it_does_not_touch(scene: S
 
     assert whole(scene.says())
     assert scene.pid() == pid
+    scene.leaves_nothing()
+
+
+def test_a_reload_in_mid_answer_costs_its_caller_nothing_and_the_next_one_has_the_new_settings(
+    scene: Scene,
+) -> None:
+    caller = scene.answering()
+
+    scene.configure(models={MODEL: 256, OTHER: 128})
+
+    assert whole(caller.ended())
+    assert whole(scene.says())
+    assert scene.context() == 256
     scene.leaves_nothing()
 
 

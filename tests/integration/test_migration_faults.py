@@ -13,10 +13,22 @@ import httpx
 import psutil
 import pytest
 
+from tests.fakes.c_libraries import built
 from tests.fakes.processes import is_gone
-from tests.integration.fault_scene import MODEL, SAID, WITHIN_S, Caller, Ended, Scene, playing
+from tests.integration.fault_scene import (
+    MODEL,
+    NVML,
+    SAID,
+    WITHIN_S,
+    Caller,
+    Ended,
+    Scene,
+    full_disk,
+    playing,
+)
 
 TARGET_LOADS_S, STRUCK_LOADS_S = 1.0, 20.0
+LOAD_TIMEOUT = 'load_timeout = "3s"'
 
 
 @pytest.fixture
@@ -24,7 +36,19 @@ def scene() -> Iterator[Scene]:
     """A daemon on the fake engine whose loads may stall for three seconds."""
     with (
         tempfile.TemporaryDirectory(prefix="ios-") as folder,
-        playing(Path(folder), fleet='load_timeout = "3s"') as scene,
+        playing(Path(folder), fleet=LOAD_TIMEOUT) as scene,
+    ):
+        yield scene
+
+
+@pytest.fixture(params=["hang", "mismatch"])
+def driver_scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+    """The same beside an NVIDIA driver that is broken in one way."""
+    built(NVML, tmp_path / "libnvidia-ml.so.1")
+    environ = {"LD_LIBRARY_PATH": str(tmp_path), "FAKE_NVML": request.param}
+    with (
+        tempfile.TemporaryDirectory(prefix="ios-") as folder,
+        playing(Path(folder), fleet=LOAD_TIMEOUT, environ=environ) as scene,
     ):
         yield scene
 
@@ -94,18 +118,47 @@ def test_a_target_that_fails_leaves_the_source_to_answer(scene: Scene, fault: st
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("fault", ["killed", "stopped"])
+@pytest.mark.parametrize("fault", ["killed", "stopped", "oom"])
 def test_a_source_that_fails_is_followed_by_its_target(scene: Scene, fault: str) -> None:
+    scene.also(last_words="host_oom")
     caller, source, target = migrating(scene)
 
-    if fault == "killed":
-        source.kill()
-    else:
-        source.suspend()
+    signals = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "oom": signal.SIGUSR1}
+    source.send_signal(signals[fault])
 
     assert whole(caller.ended(60.0))
     scene.until(lambda: is_gone(source.pid))
     assert pids(scene) == {target.pid}
+    scene.leaves_nothing()
+
+
+def test_a_broken_driver_holds_up_no_move(driver_scene: Scene) -> None:
+    caller, _, target = migrating(driver_scene)
+
+    assert driver_scene.posts[-1].result(WITHIN_S) == 200
+    assert whole(caller.ended())
+    assert pids(driver_scene) == {target.pid}
+    driver_scene.leaves_nothing()
+
+
+def test_a_full_disk_costs_events_but_neither_the_move_nor_the_answer(scene: Scene) -> None:
+    caller, _, target = migrating(scene)
+
+    with full_disk(scene):
+        assert scene.posts[-1].result(WITHIN_S) == 200
+        assert whole(caller.ended())
+    assert pids(scene) == {target.pid}
+    scene.leaves_nothing()
+
+
+def test_sockets_that_vanish_cost_nobody_an_answer(scene: Scene) -> None:
+    caller, _, _ = migrating(scene)
+
+    for path in (scene.daemon.folder / "run").rglob("i*-*.sock"):
+        path.unlink()
+
+    assert whole(caller.ended(60.0))
+    assert whole(scene.says())
     scene.leaves_nothing()
 
 

@@ -1,8 +1,12 @@
 """The watch on a fleet of real processes, those of the fake engine, and a card that is told."""
 
+import asyncio
 import math
+import sys
+import time
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from planners.hardware import DeviceKind
@@ -179,3 +183,58 @@ async def test_what_was_known_of_memory_counts_no_more_once_nobody_looked(
 
 def known(world: World) -> tuple[PlaceCourse, ...]:
     return tuple(world.fleet.pressure.course.places.values())
+
+
+WAVE_RULES = PressureRules(
+    low_bytes=GIB, high_bytes=3 * GIB, dwell_s=1.0, cooldown_s=6.0, calm_s=3.0, rise_cooldown_s=12.0
+)
+WAVES_S = 40.0
+PEAK_BYTES = 320 << 20
+WIDENED = 64  # bytes of the card for each that the program has: 20 GiB by a little machine
+
+
+class SharedCard:
+    """A card of which a program takes what it takes of the host, widened."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self.program: psutil.Process | None = None
+
+    def read(self) -> Reading:
+        """What the program leaves."""
+        try:
+            used = self.program.memory_info().rss if self.program is not None else 0
+        except psutil.NoSuchProcess:
+            used = 0
+        return Reading((replace(CARD, free_bytes=max(0, 20 * GIB - WIDENED * used)),))
+
+
+@pytest.mark.timeout(240)
+async def test_a_program_that_takes_memory_in_waves_costs_no_answer_and_has_few_moves(
+    fleet_world: MakeWorld,
+) -> None:
+    card = SharedCard()
+    argv = ("-m", "bench.migration.waves", "--peak", str(PEAK_BYTES), "--seed", "5", "--pace", "3")
+    async with fleet_world(sources=(card,)) as world:
+        world.fleet.pressure.rules = WAVE_RULES
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, *argv, "--seconds", str(WAVES_S), stdout=asyncio.subprocess.PIPE
+        )
+        card.program = psutil.Process(program.pid)
+        began_s = time.monotonic()
+        ended = asyncio.create_task(program.wait())
+        n_served = 0
+
+        while not ended.done():
+            async with world.fleet.lease(TINY, caller="a", keep_alive_s=math.inf):
+                await asyncio.wait({ended}, timeout=0.5)  # the cadence of requests
+            n_served += 1
+
+        took_s = time.monotonic() - began_s
+        kinds = await world.kinds()
+        assert n_served
+        assert 1 <= kinds.count("pressure.relieved") <= 1 + took_s / WAVE_RULES.cooldown_s
+        assert kinds.count("pressure.lifted") <= 1 + took_s / WAVE_RULES.rise_cooldown_s
+        assert "instance.ended" not in kinds
+        assert "migration.failed" not in kinds
