@@ -41,7 +41,7 @@ from inferenceosd.ground import (
     private_folder,
 )
 from inferenceosd.lean_imports import lean_imports, settle, trim
-from inferenceosd.logs import configure_logging
+from inferenceosd.logs import configure_logging, note_served
 from inferenceosd.platform_folders import own_model_dir, own_store_dir
 from inferenceosd.service_manager import ServiceManager
 from inferenceosd.settings.config import Config
@@ -253,8 +253,9 @@ class _Daemon:
         def app(config: Config, *, is_parting: bool = False) -> ASGIApp:
             settings = self._door_settings(config)
             return build_app(
-                fleet, pools, settings, metrics, store=store, traces=traces, is_parting=is_parting
-            )
+                fleet, pools, settings, metrics, store=store, traces=traces, note=note_served,
+                is_parting=is_parting,
+            )  # fmt: skip
 
         front = Front(app(config), parting=app(config, is_parting=True))
 

@@ -21,6 +21,8 @@ import msgspec
 import structlog
 from structlog.typing import EventDict, Processor
 
+from proxy.telemetry.served import Served, noted
+
 SOON_S = 0.01  # lines of one moment are one write
 
 LEVELS: Mapping[str, int] = {
@@ -64,12 +66,21 @@ def configure_logging(format: str, level: str, *, stream: TextIO | None = None) 
         logger.handlers.clear()
         logger.propagate = True
         logger.setLevel(max(least, LEVELS[level]))
+    _Current.takes_structs = not console and LEVELS[level] <= logging.INFO
     structlog.configure(
         processors=[*shared, *_last_processors(console=console, colors=stream.isatty())],
         wrapper_class=_wrapper(LEVELS[level], console=console),
         logger_factory=_Current.lines,
         cache_logger_on_first_use=False,  # a reload may change level and format
     )
+
+
+def note_served(line: Served) -> None:
+    """Write the line about a request; in JSON within SOON_S, as there are many."""
+    if _Current.takes_structs:
+        _Current.lines.soon((time.time(), line))
+    else:
+        noted(line)
 
 
 def _wrapper(least: int, *, console: bool) -> type:
@@ -98,7 +109,7 @@ class _Lines:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._waiting: list[str | EventDict] = []
+        self._waiting: list[str | EventDict | tuple[float, Served]] = []
         self.debug = self.info = self.warning = self.error = self.critical = self.msg
 
     def __call__(self, *_: Any) -> "_Lines":
@@ -109,7 +120,7 @@ class _Lines:
         self._waiting.append(line)
         self.flush()
 
-    def soon(self, told: EventDict) -> None:
+    def soon(self, told: EventDict | tuple[float, Served]) -> None:
         """Write a line within SOON_S, together with those that follow; at once off the loop.
 
         Put into words no sooner: many in a row take a third of the time. `timestamp` in seconds.
@@ -150,6 +161,8 @@ class _Current:
     """Where lines go now; the last of them are written as the process ends."""
 
     lines = _Lines(sys.stderr)
+    takes_structs = False
+    """Whether a request's line may go there unprocessed: in JSON, and where it is wanted."""
 
 
 atexit.register(lambda: _Current.lines.flush())
@@ -162,7 +175,11 @@ class _Clock:
     text = ""
 
 
-def _worded(told: EventDict) -> str:
+def _worded(told: EventDict | tuple[float, Served]) -> str:
+    if isinstance(told, tuple):
+        now_s, line = told
+        begin = f'{{"event":"request.served","level":"info","timestamp":"{_timestamp(now_s)}",'
+        return begin + msgspec.json.encode(line).decode()[1:]
     told["timestamp"] = _timestamp(told["timestamp"])
     return _as_json(None, "info", told)
 

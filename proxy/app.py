@@ -7,26 +7,29 @@ import asyncio
 import re
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from time import monotonic, time
 
 import psutil
 import structlog
-from structlog.contextvars import bind_contextvars
 
 from proxy import errors
-from proxy.admission.access import Access, Answered, Refused
+from proxy.admission.access import Access, Answered, Headers, Refused
+from proxy.admission.gate import Caller
 from proxy.anthropic import routes as anthropic
 from proxy.child.upstream import UpstreamPools
 from proxy.door import Door, DoorSettings, Traces
+from proxy.edge.known import HEAD, Head
 from proxy.errors import BadRequest, CallerLeft, Dialect
 from proxy.exchange import TEXT, Exchange, Receive, Scope, Send
 from proxy.native import completion, direct, questions, vectors
 from proxy.ollama import blobs, catalogue, chat, creation, embed, management
 from proxy.openai import routes as openai
-from proxy.request_id import request_id
+from proxy.request_id import CURRENT, id_of
 from proxy.responses import routes as responses
 from proxy.service import Service
 from proxy.telemetry.metrics import CALLER_LEFT_STATUS, CONTENT_TYPE, Metrics
+from proxy.telemetry.served import Note, Served, noted
 from supervisor.leases.lease import Stopping
 from supervisor.store.keeper import StoreKeeper
 
@@ -147,17 +150,32 @@ def build_app(
     *,
     store: StoreKeeper,
     traces: Traces | None = None,
+    note: Note = noted,
     is_parting: bool = False,
 ) -> ASGIApp:
-    """The application of the public port; `is_parting`: it tells all that the daemon stops."""
+    """The application of the public port; `is_parting`: it tells all that the daemon stops.
+
+    `note` writes the log's line about each request.
+    """
     kind = _Parting if is_parting else _App
-    return kind(Door(service, pools, settings, metrics, store), traces)
+    return kind(Door(service, pools, settings, metrics, store), traces, note)
+
+
+@dataclass(frozen=True, slots=True)
+class _LetIn:
+    """What the door found of a head, for as long as it is the same door."""
+
+    by: "_App"
+    path: str
+    dialect: Dialect
+    headers: Headers
+    caller: Caller
+    handler: Handler
 
 
 class _App:
-    def __init__(self, door: Door, traces: Traces | None) -> None:
-        self._door, self._traces = door, traces
-        self._log = log.bind()  # once: a logger is made anew for each line elsewhere
+    def __init__(self, door: Door, traces: Traces | None, note: Note) -> None:
+        self._door, self._traces, self._note = door, traces, note
         self._access = Access(
             origins=door.settings.origins,
             checks_host=door.settings.listen_is_loopback,
@@ -168,49 +186,68 @@ class _App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        exchange = Exchange(scope, request_id=request_id(scope["headers"]))
-        if "//" in exchange.path:
-            exchange.path = _SLASHES.sub("/", exchange.path)
-        exchange.dialect = _dialect(exchange.path)
-        bind_contextvars(request_id=exchange.request_id)
+        head: Head = scope[HEAD]
+        exchange = Exchange(scope, request_id=id_of(head.by_name, scope["headers"]))
+        CURRENT.set(exchange.request_id)
+        known = head.verdict
+        if isinstance(known, _LetIn) and known.by is self:
+            exchange.path, exchange.dialect = known.path, known.dialect
+        else:
+            known = None
+            if "//" in exchange.path:
+                exchange.path = _SLASHES.sub("/", exchange.path)
+            exchange.dialect = _dialect(exchange.path)
         trace = self._traces.begun(exchange) if self._traces is not None else None
         error: str | None = None
         try:
-            error = await self._served(exchange)
+            error = await self._served(exchange, known)
         except asyncio.CancelledError:
             error = "stopping"
             await _part(exchange)  # not raised again: uvicorn logs what ends its task as a bug
         finally:
-            self._log_served(exchange, error)
+            self._note(_line(exchange, error))
             self._door.metrics.served(exchange, error)
             if trace is not None:
                 trace.end(exchange, error)
 
-    async def _served(self, exchange: Exchange) -> str | None:
+    async def _served(self, exchange: Exchange, known: "_LetIn | None") -> str | None:
         """Answers; what went wrong, in a word, None where nothing did."""
         try:
-            await self._serve(exchange)
+            await self._serve(exchange, known)
         except CallerLeft:
             return "caller_left"
         except Exception as exc:
             return await self._fail(exchange, exc)
         return None
 
-    async def _serve(self, exchange: Exchange) -> None:
+    async def _serve(self, exchange: Exchange, known: "_LetIn | None") -> None:
+        """`known`: what was found of the same head before."""
+        if known is None or time() >= known.caller.until:
+            judged = self._judged(exchange)
+            if isinstance(judged, Answered):
+                await exchange.reply(judged.status, b"", content_type=b"", headers=judged.headers)
+                return
+            known = exchange.head.verdict = judged
+        else:
+            exchange.extra_headers += known.headers
+        exchange.key_id, exchange.is_known = known.caller.key_id, known.caller.is_known
+        await known.handler(self._door, exchange)
+
+    def _judged(self, exchange: Exchange) -> "_LetIn | Answered":
+        """What the door says of a head. Raises what it refuses."""
         verdict = self._access.judge(
             exchange.method,
             origin=exchange.header(b"origin").decode("latin-1"),
             host=exchange.header(b"host").decode("latin-1"),
         )
         if isinstance(verdict, Answered):
-            await exchange.reply(verdict.status, b"", content_type=b"", headers=verdict.headers)
-            return
-        exchange.extra_headers += verdict.headers
+            return verdict
+        exchange.extra_headers += verdict.headers  # on a refusal's reply too
         caller = self._door.settings.gate.admit(
             exchange.method, exchange.path, exchange.headers, now=time()
         )
-        exchange.key_id, exchange.is_known = caller.key_id, caller.is_known
-        await _route(self._door, exchange)
+        handler = ROUTES.get(exchange.path, {}).get(exchange.method, _route)
+        return _LetIn(self, exchange.path, exchange.dialect, verdict.headers, caller, handler)
 
     async def _fail(self, exchange: Exchange, exc: Exception) -> str:
         """Answers for an exception; one that the table does not know is a bug, logged as such."""
@@ -224,35 +261,35 @@ class _App:
         await exchange.fail(said)
         return said.code or said.kind
 
-    def _log_served(self, exchange: Exchange, error: str | None) -> None:
-        lease, usage = exchange.lease, exchange.usage
-        self._log.info(
-            "request.served",
-            method=exchange.method,
-            path=exchange.path,
-            status=exchange.status or CALLER_LEFT_STATUS,
-            caller=exchange.caller,
-            address=exchange.address,
-            error=error,
-            model_id=exchange.model,
-            instance_id=lease.instance_id if lease is not None else None,
-            slot=lease.slot if lease is not None else None,
-            load_s=round(lease.load_s, 3) if lease is not None else None,
-            first_byte_s=round(exchange.first_byte_s, 4)
-            if exchange.first_byte_s is not None
-            else None,
-            total_s=round(monotonic() - exchange.started_s, 4),
-            sent_bytes=exchange.sent_bytes,
-            prompt_tokens=usage.prompt_tokens if usage is not None else None,
-            decode_tokens=usage.decode_tokens if usage is not None else None,
-        )
-
 
 class _Parting(_App):
     """Before the models were looked at, none of them can be said to be there, or not."""
 
-    async def _serve(self, exchange: Exchange) -> None:
+    async def _serve(self, exchange: Exchange, known: _LetIn | None) -> None:
         raise Stopping
+
+
+def _line(exchange: Exchange, error: str | None) -> Served:
+    """What the log says of an exchange that ends now; `error`: what went wrong, in a word."""
+    lease, usage, first_byte_s = exchange.lease, exchange.usage, exchange.first_byte_s
+    return Served(
+        exchange.request_id,
+        exchange.method,
+        exchange.path,
+        exchange.status or CALLER_LEFT_STATUS,
+        exchange.key_id or exchange.address,
+        exchange.address,
+        error,
+        exchange.model,
+        None if lease is None else lease.instance_id,
+        None if lease is None else lease.slot,
+        None if lease is None else round(lease.load_s, 3),
+        None if first_byte_s is None else round(first_byte_s, 4),
+        round(monotonic() - exchange.started_s, 4),
+        exchange.sent_bytes,
+        None if usage is None else usage.prompt_tokens,
+        None if usage is None else usage.decode_tokens,
+    )
 
 
 async def _route(door: Door, exchange: Exchange) -> None:

@@ -27,29 +27,38 @@ async def answer_beside(
     """
     if body:
         check_body(body)
-
-    async def answer_of_one() -> tuple[bytes, str]:
-        async with door.service.lease(
-            model.model_id, caller=exchange.caller, keep_alive_s=keep_alive_s, takes_slot=False
-        ) as lease:
-            exchange.lease = lease
-            check_text(body, model=model.model_id, n_ctx=lease.context)
-            sent = door.pools.request(
-                lease.socket_path, method=method, target=target,
-                headers=(*_HEADERS, *exchange.passed_on),
-                body=(body,) if body else (),
-            )  # fmt: skip
-            try:
-                async with sent as response:
-                    if response.status != 200:
-                        raise await refusal(response, lease)
-                    return await response.read(limit_bytes=REPLY_BYTES), lease.socket_path
-            except UpstreamGone:
-                await door.service.until_gone(lease, within_s=REAPED_S)
-                raise
-
-    async with exchange.attended():
+    with exchange.attended():
         try:
-            return await answer_of_one()
+            return await _answer(door, exchange, model, method, target, body, keep_alive_s)
         except UpstreamGone:
-            return await answer_of_one()
+            return await _answer(door, exchange, model, method, target, body, keep_alive_s)
+
+
+async def _answer(
+    door: Door,
+    exchange: Exchange,
+    model: ServedModel,
+    method: bytes,
+    target: bytes,
+    body: bytes,
+    keep_alive_s: float | None,
+) -> tuple[bytes, str]:
+    """Of one child."""
+    async with door.service.lease(
+        model.model_id, caller=exchange.caller, keep_alive_s=keep_alive_s, takes_slot=False
+    ) as lease:
+        exchange.lease = lease
+        check_text(body, model=model.model_id, n_ctx=lease.context)
+        sent = door.pools.request(
+            lease.socket_path, method=method, target=target,
+            headers=(*_HEADERS, *exchange.passed_on),
+            body=(body,) if body else (),
+        )  # fmt: skip
+        try:
+            async with sent as response:
+                if response.status != 200:
+                    raise await refusal(response, lease)
+                return await response.read(limit_bytes=REPLY_BYTES), lease.socket_path
+        except UpstreamGone:
+            await door.service.until_gone(lease, within_s=REAPED_S)
+            raise

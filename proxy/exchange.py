@@ -18,6 +18,7 @@ from planners.waiting.line import Priority
 from proxy import errors
 from proxy.bodies import read_body
 from proxy.edge.cycle import CYCLE, Cycle
+from proxy.edge.known import HEAD, Head
 from proxy.errors import Answer, BodyTooLarge, CallerLeft, Dialect
 from proxy.pulse import Beats, Pulse
 from proxy.request_id import HEADER as REQUEST_ID
@@ -50,7 +51,7 @@ class Attended:
         self._exchange, self._pulse = exchange, pulse
         self._has_left = False
 
-    async def __aenter__(self) -> None:
+    def __enter__(self) -> None:
         self._task = self._exchange.to_caller.task
         self._n_cancelling = self._task.cancelling()
         self._exchange.to_caller.listen(self._cut)
@@ -58,14 +59,15 @@ class Attended:
             self._exchange.pulse = self._pulse
             self._exchange.keep_alive(self._pulse)
 
-    async def __aexit__(
+    def __exit__(
         self,
         kind: type[BaseException] | None,
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self._exchange.to_caller.listen(None)
-        self._exchange.fall_silent()
+        if self._pulse is not None:
+            self._exchange.fall_silent()
         if not self._has_left:
             return
         is_ours_alone = self._task.uncancel() <= self._n_cancelling
@@ -84,9 +86,9 @@ class Exchange:
 
     __slots__ = (
         "_beats", "_by_name", "address", "delivered", "dialect", "extra_headers", "finished",
-        "first_byte_s", "framing", "given_model", "headers", "is_known", "key_id", "last_word",
-        "lease", "method", "model", "n_dropped", "path", "pulse", "request_id", "scope",
-        "sent_bytes", "started_s", "status", "to_caller", "traceparent", "usage",
+        "first_byte_s", "framing", "given_model", "head", "headers", "is_known", "key_id",
+        "last_word", "lease", "method", "model", "n_dropped", "path", "pulse", "request_id",
+        "scope", "sent_bytes", "started_s", "status", "to_caller", "traceparent", "usage",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, *, request_id: str) -> None:
@@ -96,7 +98,9 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
-        self._by_name: dict[bytes, bytes] = dict(reversed(self.headers))
+        self.head: Head = scope[HEAD]
+        """What holds for every request with these headers."""
+        self._by_name: dict[bytes, bytes] = self.head.by_name
         client = scope.get("client")
         self.address: str = client[0] if client else "local"
         """The peer's."""
@@ -203,17 +207,20 @@ class Exchange:
         self, status: int, body: bytes, *, content_type: bytes = JSON, headers: Headers = ()
     ) -> None:
         """The whole reply at once."""
-        self.fall_silent()
+        if self._beats is not None:
+            self.fall_silent()
         if self.to_caller.is_slow:
             await self.to_caller.drained()
-        fixed = []
-        if status != 204:  # whose length is none by definition
-            fixed.append((b"content-length", b"%d" % len(body)))
+        told = [*headers, *self.extra_headers]
         if content_type:
-            fixed.append((b"content-type", content_type))
-        self._start(status, [*fixed, *headers])
-        self.finished = True
-        self._push(body, more=False)
+            told.append((b"content-type", content_type))
+        if self.n_dropped is not None:
+            told.append(self._dropped(self.n_dropped))
+        self.status = status
+        self.finished = self.delivered = True
+        self.first_byte_s = monotonic() - self.started_s
+        self.sent_bytes += len(body)
+        self.to_caller.answer(status, told, body)
 
     async def reply_json(self, value: object, *, status: int = 200) -> None:
         """The whole reply at once, encoded from a value."""
@@ -276,8 +283,11 @@ class Exchange:
         self.status = status
         headers += self.extra_headers
         if self.n_dropped is not None:
-            headers.append((b"x-prompt-tokens-dropped", b"%d" % self.n_dropped))
-        self.to_caller.begin(status, headers)
+            headers.append(self._dropped(self.n_dropped))
+        self.to_caller.stream(status, headers)
+
+    def _dropped(self, n_tokens: int) -> tuple[bytes, bytes]:
+        return (b"x-prompt-tokens-dropped", b"%d" % n_tokens)
 
     def _push(self, data: bytes, *, more: bool) -> None:
         if self._beats is not None:

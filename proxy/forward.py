@@ -12,7 +12,6 @@ lease back.
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from random import getrandbits
 from time import monotonic
 from types import TracebackType
@@ -27,7 +26,7 @@ from proxy.bodies import Buffers, amended
 from proxy.child.refusals import refusal
 from proxy.child.upstream import UpstreamRequest, UpstreamResponse
 from proxy.continuity.continuation import asked_by, seed_member
-from proxy.continuity.delivered import Kind
+from proxy.continuity.delivered import KINDS
 from proxy.continuity.lasting import Lasting, Resumption
 from proxy.continuity.tokens import TOKENIZED, n_tokens, tokenize_body
 from proxy.door import Door
@@ -115,18 +114,18 @@ async def converse(
     """
     if not order.form:
         check_body(order.body)
-    wanted = partial(
-        door.service.lease,
-        model.model_id,
-        caller=exchange.caller,
-        keep_alive_s=keep_alive_s,
-        context=context,
-        priority=exchange.priority,
-        can_pause=can_pause,
-    )
+    priority = exchange.priority
+
+    def wanted(after: Lease | None = None) -> AbstractAsyncContextManager[Lease]:
+        return door.service.lease(
+            model.model_id, caller=exchange.caller, keep_alive_s=keep_alive_s, context=context,
+            priority=priority, can_pause=can_pause, after=after,
+        )  # fmt: skip
+
     times = 1
+    after: Lease | None = None
     while True:
-        async with _Turn(door, exchange, wanted, order, times=times) as turn:
+        async with _Turn(door, exchange, wanted, order, times=times, after=after) as turn:
             try:
                 lease = await turn.begin()
                 if not order.form:
@@ -151,7 +150,7 @@ async def converse(
                 if is_over:
                     raise exc.explained(cause, times=turn.times) from exc
                 times = turn.times + (not has_moved)
-                wanted = partial(wanted, after=turn.lease)
+                after = turn.lease
 
 
 class _Turn:
@@ -161,8 +160,8 @@ class _Turn:
     """
 
     __slots__ = (
-        "_asked", "_cause", "_door", "_exchange", "_leased", "_order", "_request", "_wanted",
-        "lease", "times",
+        "_after", "_asked", "_cause", "_door", "_exchange", "_leased", "_order", "_request",
+        "_wanted", "lease", "times",
     )  # fmt: skip
 
     lease: Lease
@@ -171,12 +170,14 @@ class _Turn:
         self,
         door: Door,
         exchange: Exchange,
-        wanted: Callable[..., AbstractAsyncContextManager[Lease]],
+        wanted: Callable[[Lease | None], AbstractAsyncContextManager[Lease]],
         asked: Order,
         *,
         times: int,
+        after: Lease | None,
     ) -> None:
         self._door, self._exchange, self._wanted, self._asked = door, exchange, wanted, asked
+        self._after = after
         self._leased: AbstractAsyncContextManager[Lease] | None = None
         self._request: UpstreamRequest | None = None
         self._order = _NO_ORDER
@@ -193,10 +194,7 @@ class _Turn:
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._give_up(exc)
-
-    async def _give_up(self, exc: BaseException | None = None) -> None:
-        """The request first: who is granted the slot next must find it free.
+        """Gives up the request first: who is granted the slot next must find it free.
 
         `exc`: what ended it early, after which the child may be at work on it still.
         """
@@ -207,7 +205,7 @@ class _Turn:
                 request.close()
         finally:
             if leased is not None:
-                await leased.__aexit__(None if exc is None else type(exc), exc, None)
+                await leased.__aexit__(kind, exc, None)
 
     async def why_gone(self, *, within_s: float) -> str | None:
         """Why the child ended; a crash with nothing else under way is held against the request."""
@@ -220,7 +218,7 @@ class _Turn:
 
     async def begin(self) -> Lease:
         """Waits for a lease. Raises LeaseError."""
-        leased = self._wanted()
+        leased = self._wanted(self._after)
         self.lease = self._exchange.lease = await leased.__aenter__()
         self._leased = leased
         return self.lease
@@ -231,7 +229,7 @@ class _Turn:
         if not streams:
             return await self._response(order)
         self._order = order = _seeded(order)
-        return Lasting(await self._response(order), Kind(order.target), self)
+        return Lasting(await self._response(order), KINDS[order.target], self)
 
     async def further(self, order: Order) -> UpstreamResponse:
         """The stream of one more request, of the next child where this one is gone by now."""
@@ -279,9 +277,9 @@ class _Turn:
         cause = await self.why_gone(within_s=REAPED_S)
         self._cause = moved or cause or "its process is gone"
         self._exchange.pause()
-        await self._give_up()
+        await self.__aexit__(None, None, None)
         self.times += moved is None
-        self._wanted = partial(self._wanted, after=lost)
+        self._after = lost
         lease = await self.begin()
         if lost.plan is None or lease.plan is None:
             return False

@@ -40,7 +40,7 @@ from supervisor.desired import Desired, Ground
 from supervisor.instance import Instance, Shop, Trial
 from supervisor.leases.lease import Lease, ModelUnavailable
 from supervisor.leases.lease_book import LeaseBook
-from supervisor.leases.leasing import Leasing
+from supervisor.leases.leasing import Leased, Leasing
 from supervisor.machine import FRESH_S, Machine
 from supervisor.models.catalogue import Catalogue
 from supervisor.moving.asking import Moving
@@ -283,16 +283,10 @@ class Fleet:
         child alone, however busy it is. `can_pause`: whether what it is for can go on under another
         lease, or be asked again. `after`: the lease under which it was begun.
         """
-        return self._leasing.lease(
-            model_id,
-            caller=caller,
-            keep_alive_s=keep_alive_s,
-            context=context,
-            priority=priority,
-            takes_slot=takes_slot,
-            can_pause=can_pause,
-            after=after,
-        )
+        return Leased(
+            self._leasing, model_id, caller, keep_alive_s, context, priority, takes_slot, can_pause,
+            after,
+        )  # fmt: skip
 
     def moved(self, lease: Lease) -> str | None:
         """Why the child behind `lease` made way for another of its model; None: it did not."""

@@ -1,9 +1,11 @@
 """`make bench-relay`: CPU per request and per chunk against nginx, over a child of constant cost.
 
-Both relays stand before a C program that speaks llama-server's wire; each round asks every case of
-every peer in a seeded order, and the ratio is of medians over rounds. What is clocked is CPU time
-of the relay's own threads: wall-clock throughput on a shared machine says who else ran.
-Relays have one core, callers and children another (bench.relay.cores), where there are two.
+All relays stand before a C program that speaks llama-server's wire; each round asks every case of
+every peer in a seeded order, and ratios are of medians over rounds. One of them, the floor, does
+nothing but pass bytes on in Python: whatever it takes, nobody who does more can be below. What is
+clocked is CPU time of the relay's own threads: wall-clock throughput on a shared machine says who
+else ran. Relays have one core, callers and
+children another (bench.relay.cores), where there are two.
 """
 
 import argparse
@@ -24,7 +26,7 @@ from bench.relay.built import engine, program
 from bench.relay.cases import CASES, EMBED, Case
 from bench.relay.cores import children, part
 from bench.relay.crowd import STREAMS, crowd, lost_races
-from bench.relay.peers import Peer, nginx, program_of_nginx, upstream
+from bench.relay.peers import Peer, floor, nginx, program_of_nginx, upstream
 from scripts.started_daemon import StartedDaemon, started_daemon
 from tests.fakes.tiny_models import tiny_models, write
 
@@ -46,7 +48,7 @@ name = "{name}"
 parallel = 256
 """
 LONGEST_S = 60.0  # that a case is asked for
-DIRECT, NGINX, OURS = "direct", "nginx", "inferenceosd"
+DIRECT, NGINX, FLOOR, OURS = "direct", "nginx", "floor", "inferenceosd"
 
 
 @dataclass(slots=True)
@@ -111,6 +113,7 @@ def stage(folder: Path) -> Iterator[Stage]:
         others = [Peer(DIRECT, str(child.path))]
         if program_of_nginx() is not None:
             others.append(held.enter_context(nginx(folder / "nginx", child.path)))
+        others.append(held.enter_context(floor(child.path)))
         daemon = held.enter_context(started_daemon(own, model_dirs=[models], config=config))
         daemon.wait_for_engines()
         for name in (CHAT_MODEL, EMBED_MODEL, *CROWD_MODELS):
@@ -172,25 +175,26 @@ def _run(case: Case, peer: Peer, load: Path, samples: Samples, *, seconds: float
 
 
 def report(cases: Sequence[Case], table: Table) -> str:
-    """A line per case: CPU of both relays, their ratio, what each adds to the first byte."""
+    """A line per case: CPU of the relays, ratios to nginx, what each adds to the first byte."""
     lines = [
-        f"{'case':28}{'nginx':>9}{'ours':>9}  us CPU   {'ratio':>6}{'limit':>7}"
-        f"{'first byte, us added: nginx':>30}{'ours':>8}{'errors':>8}"
+        f"{'case':28}{'nginx':>9}{'floor':>9}{'ours':>9}  us CPU{'floor':>8}{'ours':>7}{'limit':>7}"
+        f"{'first byte, us added: nginx':>30}{'floor':>8}{'ours':>8}{'errors':>8}"
     ]
     for case in cases:
-        ours = table[case.name, OURS]
-        cpu_us = median(ours.cpu_us)
         line = f"{case.name:28}"
         if case.asks_daemon_only or (case.name, NGINX) not in table:
-            line += f"{'-':>9}{cpu_us:9.1f}{'':>9}{'-':>6}{'-':>7}{'-':>30}{'-':>8}"
+            cpu_us = median(table[case.name, OURS].cpu_us)
+            line += f"{'-':>9}{'-':>9}{cpu_us:9.1f}{'':>8}{'-':>8}{'-':>7}{'-':>7}{'-':>30}"
+            line += f"{'-':>8}{'-':>8}"
         else:
-            other, direct = table[case.name, NGINX], table[case.name, DIRECT]
-            base_us = median(direct.first_byte_us)
-            ratio = cpu_us / median(other.cpu_us)
-            line += (
-                f"{median(other.cpu_us):9.1f}{cpu_us:9.1f}{'':>9}{ratio:6.2f}{case.limit:7.1f}"
-                f"{median(other.first_byte_us) - base_us:30.0f}"
-                f"{median(ours.first_byte_us) - base_us:8.0f}"
+            other, least, ours = (table[case.name, name] for name in (NGINX, FLOOR, OURS))
+            base_us = median(table[case.name, DIRECT].first_byte_us)
+            cpu_us = median(other.cpu_us)
+            line += "".join(f"{median(peer.cpu_us):9.1f}" for peer in (other, least, ours))
+            line += f"{'':8}{median(least.cpu_us) / cpu_us:8.2f}{median(ours.cpu_us) / cpu_us:7.2f}"
+            line += f"{case.limit:7.1f}{median(other.first_byte_us) - base_us:30.0f}"
+            line += "".join(
+                f"{median(peer.first_byte_us) - base_us:8.0f}" for peer in (least, ours)
             )
         errors = sum(samples.errors for (name, _), samples in table.items() if name == case.name)
         lines.append(f"{line}{errors:8}")

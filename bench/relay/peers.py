@@ -3,6 +3,7 @@
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,6 +87,18 @@ def nginx(folder: Path, child: Path) -> Iterator[Peer]:
             while not (workers := children(process.pid)):
                 time.sleep(LOOK_S)  # the socket is there before whoever serves it
             yield Peer("nginx", str(port), workers)
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def floor(child: Path) -> Iterator[Peer]:
+    """The least that a relay in Python costs (bench.relay.floor), before the child at `child`."""
+    argv = [sys.executable, "-m", "bench.relay.floor", str(child)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            yield Peer("floor", process.stdout.readline().decode().strip(), (process.pid,))
         finally:
             process.terminate()
 

@@ -5,6 +5,7 @@ Origin and Host come first (access.py): they keep web pages out, keys keep peopl
 
 import base64
 import binascii
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -80,6 +81,8 @@ class Caller:
     """None where no key was needed."""
     is_known: bool
     """False for somebody who was let in to liveness alone."""
+    until: float = math.inf
+    """UTC seconds from which on the same key opens nothing any more."""
 
 
 _ANYBODY = Caller(None, is_known=True)
@@ -110,13 +113,14 @@ class Gate:
         tokens = [*_tokens(headers), *(_passwords(headers) if is_page else ())]
         keys = [self.ring.holder(token, now=now) for token in tokens]
         key = next(filter(None, keys), None)
+        until = math.inf if key is None or key.expires_at is None else key.expires_at
         if needs is None:
-            return Caller(key.key_id if key else None, is_known=key is not None)
+            return Caller(key.key_id if key else None, is_known=key is not None, until=until)
         if key is None:
             raise KeyRefused(was_told=bool(tokens), is_page=is_page)
         if key.scope < needs:
             raise ScopeTooSmall(has=key.scope, needs=needs)
-        return Caller(key.key_id, is_known=True)
+        return Caller(key.key_id, is_known=True, until=until)
 
 
 OPEN_GATE = Gate(KeyRing(), needs_key=False)

@@ -121,7 +121,7 @@ class ChatTurn:
 
         order = Order(CHAT, self.body)
         pulse = Pulse(sign, self.door.settings.keep_alive_comments_s) if streams else None
-        async with self.exchange.attended(pulse):
+        with self.exchange.attended(pulse):
             await converse(
                 self.door, self.exchange, order, model=self.model, hear=hear, check=self._check(),
                 keep_alive_s=wished_duration(self.keep_alive), context=self.num_ctx,

@@ -13,15 +13,23 @@ from typing import Protocol, cast
 import httptools
 
 from proxy.bodies import Buffers
+from proxy.child.wakening import Wakening
 from proxy.errors import UpstreamBroken, UpstreamError, UpstreamGone, UpstreamStalled
+from proxy.outline import Outline
 
 WRITE_STALL_S = 30.0  # llama-server reads a request before it thinks about it
 HEAD_BYTES = 64 << 10
 HEAD_FIELDS = 100
 HIGH_WATER_BYTES = 256 << 10  # unread, beyond which the child is made to wait
+FEW_CHUNKS = 8  # which are measured one by one
 JOIN_BYTES = 16 << 10  # below this, head and body go out in one write
 
 
+_OK = b"HTTP/1.1 200 "
+_HEAD_END = b"\r\n\r\n"
+_CONTENT_LENGTH = b"content-length"
+
+Headers = list[tuple[bytes, bytes]]
 Take = Callable[[bytes], None]
 
 
@@ -51,13 +59,17 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_chunks",
-        "_framed",
         "_got_bytes",
         "_head_bytes",
         "_head_done",
+        "_is_chunked",
+        "_is_sized",
         "_loop",
+        "_news",
         "_on_lost",
         "_on_made",
+        "_outline",
+        "_outlined",
         "_parser",
         "_paused",
         "_reader",
@@ -65,7 +77,6 @@ class Connection(asyncio.Protocol):
         "_spilt",
         "_take",
         "_transport",
-        "_waiter",
         "_writable",
         "closed",
         "done",
@@ -94,24 +105,28 @@ class Connection(asyncio.Protocol):
         """Of all replies so far, without the comments that a stuck child still sends."""
         self._on_made, self._on_lost = on_made, on_lost
         self._loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[None] | None = None
+        self._news = Wakening(self._loop)
+        """Awaited by whoever has nothing to do until more has come."""
         self._writable: asyncio.Future[None] | None = None
         self._paused = False
         self._chunks: list[bytes] = []
         """What has come and is not taken; always the same list."""
         self.on_body = self._chunks.append  # the parser's: a call of ours would cost more than it
         self._parser = httptools.HttpResponseParser(self)
+        self._outline: Outline | None = None
+        """Of the last reply that came in one piece, which had these headers:"""
+        self._outlined: Headers = []
         self._reset()
 
     def _reset(self) -> None:
         self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
+        self.headers: Headers = []
         self.done = False
         """The reply has arrived whole."""
         self.keeps = False
         """The child will take another request on this connection."""
         self.error: UpstreamError | None = None
-        self._got_bytes = self._head_done = self._framed = False
+        self._got_bytes = self._head_done = self._is_sized = self._is_chunked = False
         self._chunks.clear()
         self._size = self._head_bytes = 0
         self._take: Take | None = None
@@ -122,18 +137,25 @@ class Connection(asyncio.Protocol):
     # What the exchange calls.
 
     async def send(self, head: bytes, body: Buffers) -> None:
-        """Sends a request and waits for the reply's head. Raises UpstreamError."""
+        """Sends a request and waits for the reply's head. Raises UpstreamError, and is closed then.
+
+        So it is where the wait is cancelled.
+        """
         self._reset()
         if sum(map(len, body)) <= JOIN_BYTES:
             self._transport.write(b"".join((head, *body)))
         else:
             self._transport.writelines((head, *body))
-        if self._writable is not None:
-            await self._written(self._writable)
-        while not self._head_done:
-            if self.error is not None:
-                raise self.error
-            await self._wait()
+        try:
+            if self._writable is not None:
+                await self._written(self._writable)
+            while not self._head_done:
+                if self.error is not None:
+                    raise self.error
+                await self._news
+        except BaseException:
+            self.abort()
+            raise
 
     async def chunk(self) -> bytes:
         """All that has come since the last call, a byte at least; empty at the reply's end.
@@ -145,7 +167,15 @@ class Connection(asyncio.Protocol):
                 return b""
             if self.error is not None:
                 raise self.error
-            await self._wait()
+            await self._news
+        return self._arrived()
+
+    def is_all_there(self, limit_bytes: int) -> bool:
+        """Whether all of the body has come, and is no longer than that."""
+        return self.done and self._size <= limit_bytes
+
+    def rest(self) -> bytes:
+        """All that has come and is not taken."""
         return self._arrived()
 
     async def pour(self, take: Take, reader: Reader) -> None:
@@ -165,7 +195,7 @@ class Connection(asyncio.Protocol):
                 raise self.error
             self._take, self._reader = take, reader
             try:
-                await self._wait()
+                await self._news
             finally:
                 self._take = self._reader = None
             if self._spilt is not None:
@@ -180,7 +210,7 @@ class Connection(asyncio.Protocol):
                 self._spilt = exc
         if self._chunks or self.done or self.error is not None or self._spilt is not None:
             self._take = None
-            self._wake()
+            self._news.wake()
 
     def _arrived(self) -> bytes:
         chunks = self._chunks
@@ -208,17 +238,6 @@ class Connection(asyncio.Protocol):
                 self.socket_path, doing="read the request", limit_s=WRITE_STALL_S
             ) from exc
 
-    async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
     def _fail(self, error: UpstreamError) -> None:
         if not self.done:
             self.error = error
@@ -235,29 +254,60 @@ class Connection(asyncio.Protocol):
         if self.done or self.error is not None:
             self.abort()  # bytes that nobody asked for
             return
-        if not self._got_bytes:
+        is_first = not self._got_bytes
+        if is_first:
+            if self._outline is not None and self._is_as_before(data, self._outline):
+                return
             self._got_bytes = True
             self.resume_writing()  # an answer before the request was taken whole: it will not be
         if not self._head_done:
             self._head_bytes += len(data)
-        n_before = len(self._chunks)
+        n_before, was_in_body = len(self._chunks), self._head_done
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
             ours = exc.__context__
             told = UpstreamBroken(self.socket_path, f"it is no HTTP ({exc})")
             self._fail(ours if isinstance(ours, UpstreamBroken) else told)
-        self._note_heard(n_before)
+        if len(self._chunks) - n_before > FEW_CHUNKS and (is_first or was_in_body):
+            self._note_many(n_before, data, data.find(_HEAD_END) + 4 if is_first else 0)
+        else:
+            self._note_heard(n_before)
+        if is_first and self.keeps and self._is_sized:
+            self._outline = Outline.of(data, self.headers, start=_OK)
+            self._outlined = self.headers
         if not self._head_done and self._head_bytes > HEAD_BYTES:
             self._fail(UpstreamBroken(self.socket_path, f"its head is over {HEAD_BYTES} bytes"))
         if self._take is not None:
             self._pour(self._take)
-        elif self._waiter is not None:
-            self._wake()
+        else:
+            self._news.wake()
         if self._size > HIGH_WATER_BYTES and not (self._paused or self.done or self.error):
             self._paused = True
             if not self._transport.is_closing():
                 self._transport.pause_reading()
+
+    def _is_as_before(self, data: bytes, outline: Outline) -> bool:
+        """Takes a reply that is whole, and headed as the last one was: unparsed."""
+        found = outline.again(data)
+        if found is None:
+            return False
+        length, body = found
+        self._got_bytes = self._head_done = self.keeps = self.done = True
+        self.resume_writing()
+        self.status = 200
+        self.headers = [
+            (name, length if name == _CONTENT_LENGTH else value) for name, value in self._outlined
+        ]
+        if body:
+            self._chunks.append(body)
+            self._size = len(body)
+            self.heard_bytes += len(body)
+        if self._take is not None:
+            self._pour(self._take)
+        else:
+            self._news.wake()
+        return True
 
     def _note_heard(self, n_before: int) -> None:
         """Counts what came behind the first so many chunks."""
@@ -268,13 +318,21 @@ class Connection(asyncio.Protocol):
             n_bytes = sum(len(chunk) for chunk in heard if not chunk.startswith(b":"))
         self.heard_bytes += n_bytes
 
+    def _note_many(self, n_before: int, data: bytes, body_at: int) -> None:
+        """Likewise of many, in `data` from there on: with their frames, a few bytes of each."""
+        if self._chunks[n_before].startswith(b":"):
+            self._note_heard(n_before)
+            return
+        self._size += len(data) - body_at
+        self.heard_bytes += len(data) - body_at
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         if not self.done and self.error is None:
             self.error = UpstreamGone(self.socket_path, before_any_byte=not self._got_bytes)
         self.resume_writing()
-        self._wake()
         self._on_lost(self)
+        self._news.wake()
 
     def pause_writing(self) -> None:
         self._writable = self._loop.create_future()
@@ -297,15 +355,17 @@ class Connection(asyncio.Protocol):
             limits = f"{HEAD_FIELDS} fields or {HEAD_BYTES} bytes"
             raise UpstreamBroken(self.socket_path, f"its head is over {limits}")
         lower = name.lower()
-        if lower in (b"content-length", b"transfer-encoding"):
-            self._framed = True
+        if lower == _CONTENT_LENGTH:
+            self._is_sized = True
+        elif lower == b"transfer-encoding":
+            self._is_chunked = True
         self.headers.append((lower, value))
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
         if self.status < 200:
             raise UpstreamBroken(self.socket_path, f"it is an interim reply, {self.status}")
-        if not self._framed and self.status not in (204, 304):
+        if not (self._is_sized or self._is_chunked) and self.status not in (204, 304):
             # Then only the connection's end would be its end, and a lost child would look the same.
             raise UpstreamBroken(self.socket_path, "it does not say how long it is")
         self._head_done = True

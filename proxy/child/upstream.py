@@ -159,6 +159,11 @@ class UpstreamResponse:
         """Whose reply it is."""
         return self._connection.socket_path
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the child has said all of it, taken or not."""
+        return self._connection.done
+
     def header(self, name: bytes) -> bytes:
         """The first value of a header, by its lower-case name; empty where there is none."""
         for key, value in self.headers:
@@ -183,6 +188,8 @@ class UpstreamResponse:
         """The whole body. Raises UpstreamBroken over the limit, UpstreamGone where it is cut."""
         parts: list[bytes] = []
         size = 0
+        if self._connection.is_all_there(limit_bytes):
+            return self._connection.rest()
         while data := await self._connection.chunk():
             size += len(data)
             if size > limit_bytes:
@@ -213,14 +220,28 @@ class UpstreamRequest:
 
     async def open(self) -> UpstreamResponse:
         """The reply; who opens closes. Raises UpstreamError."""
-        if not self._pool.enter_at_once():
-            await self._pool.enter()
+        pool = self._pool
+        if not pool.enter_at_once():
+            await pool.enter()
         try:
-            self._connection = await self._sent()
-        finally:
-            if self._connection is None:
-                self._pool.leave()
-        return UpstreamResponse(self._connection)
+            connection = pool.reused()
+            if connection is not None:
+                try:
+                    await connection.send(self._head, self._body)
+                except UpstreamGone as gone:
+                    # A child may close an idle connection in the very moment that we use it.
+                    # Nothing came back, so sending once more, on a new one, is safe.
+                    if not gone.before_any_byte:
+                        raise
+                    connection = None
+            if connection is None:
+                connection = await pool.fresh()
+                await connection.send(self._head, self._body)
+        except BaseException:
+            pool.leave()
+            raise
+        self._connection = connection
+        return UpstreamResponse(connection)
 
     def close(self) -> None:
         """Nothing more of the reply is wanted."""
@@ -228,29 +249,6 @@ class UpstreamRequest:
         if connection is not None:
             self._pool.put_back(connection)
             self._pool.leave()
-
-    async def _sent(self) -> Connection:
-        """The connection on which the request was answered."""
-        connection = self._pool.reused()
-        if connection is not None:
-            try:
-                return await self._tried(connection)
-            except UpstreamGone as gone:
-                # A child may close an idle connection in the very moment that we use it. Nothing
-                # came back, and it is aborted, so sending once more, on a new one, is safe.
-                if not gone.before_any_byte:
-                    raise
-        return await self._tried(await self._pool.fresh())
-
-    async def _tried(self, connection: Connection) -> Connection:
-        answered = False
-        try:
-            await connection.send(self._head, self._body)
-            answered = True
-        finally:
-            if not answered:
-                connection.abort()
-        return connection
 
 
 class UpstreamPools:
@@ -278,11 +276,11 @@ class UpstreamPools:
         if pool is None:
             self._sweep()
             pool = self._pools[socket_path] = _Pool(socket_path, limit=self._limit)
-        lines = [method, b" ", target, b" HTTP/1.1\r\nHost: child\r\n"]
-        for name, value in headers:
-            lines += (name, b": ", value, b"\r\n")
-        lines.append(b"Content-Length: %d\r\n\r\n" % sum(map(len, body)))
-        return UpstreamRequest(pool, b"".join(lines), body)
+        told = b"".join([b"%b: %b\r\n" % header for header in headers])
+        head = b"%b %b HTTP/1.1\r\nHost: child\r\n%bContent-Length: %d\r\n\r\n" % (
+            method, target, told, sum(map(len, body))
+        )  # fmt: skip
+        return UpstreamRequest(pool, head, body)
 
     def heard_bytes(self, socket_path: str) -> int:
         """What a child has said in its replies so far, in bytes; keep-alive comments excluded."""

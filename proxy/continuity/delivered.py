@@ -1,6 +1,6 @@
 """What a caller has of a stream already: kept as it went out, read only if its child is lost.
 
-Keeping costs a copy of each chunk's bytes and nothing else; who asks afterwards pays for reading.
+Keeping costs no copy, as what went out is not changed; who asks afterwards pays for reading.
 """
 
 from dataclasses import dataclass, field
@@ -27,6 +27,9 @@ class Kind(Enum):
         return self in (Kind.COMPLETION, Kind.INFILL)
 
 
+KINDS = {kind.value: kind for kind in Kind}
+"""By the route that it is a reply of."""
+
 Channel = tuple[int, str]
 """One text that grows through a stream: of which choice, and which of its texts."""
 
@@ -36,28 +39,27 @@ CONTENT, REASONING = "content", "reasoning"
 class Delivered:
     """The events that went out to one caller; asked for nothing while all goes well."""
 
-    __slots__ = ("_kept", "is_whole")
+    __slots__ = ("_kept", "is_whole", "kept_bytes")
 
     def __init__(self) -> None:
-        self._kept = bytearray()
+        self._kept: list[bytes] = []
+        self.kept_bytes = 0
+        """Of memory."""
         self.is_whole = True
         """False once it is more than is kept: the stream can then not be gone on with."""
 
     def add(self, events: bytes) -> None:
         """Takes whole events, as they went out."""
-        if len(self._kept) + len(events) <= KEPT_BYTES:
-            self._kept += events
+        kept_bytes = self.kept_bytes + len(events)
+        if kept_bytes <= KEPT_BYTES:
+            self._kept.append(events)
+            self.kept_bytes = kept_bytes
         else:
-            self._kept, self.is_whole = bytearray(), False
-
-    @property
-    def kept_bytes(self) -> int:
-        """Of memory."""
-        return len(self._kept)
+            self._kept, self.kept_bytes, self.is_whole = [], 0, False
 
     def events(self) -> list[bytes]:
         """The payloads, without comments."""
-        told = bytes(self._kept).split(b"\n\n")
+        told = b"".join(self._kept).split(b"\n\n")
         return [event[6:] for event in told if event.startswith(b"data: ")]
 
 

@@ -17,11 +17,17 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 CYCLE = "inferenceosd.cycle"
 """The key of a request's Cycle in its scope."""
 
+Header = tuple[bytes, bytes]
+
 PARTS = 64  # of a body that waits: in chunks of a byte each takes forty
 COPIED_BYTES = 8 << 10  # what is longer is cheaper to write in pieces
 
 _BODILESS = (204, 304)
+_CHUNK_END = b"\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
+_CHUNKED = b"transfer-encoding: chunked\r\n"
+_CLOSE = b"connection: close\r\n\r\n"
+_LINE_BREAK = "a header of the reply has a line break in it"
 
 
 class Cycle(RequestResponseCycle):
@@ -41,7 +47,9 @@ class Cycle(RequestResponseCycle):
         expects_100: bool,
         keep_alive: bool,
         on_response: Callable[[], None],
+        body: bytes | None = None,
     ) -> None:
+        """`body`: all of it, where it came with the head."""
         # Not uvicorn's own: an Event, and what it logs by, are made for every request there.
         self.scope, self.transport, self.flow, self.logger = scope, transport, flow, logger
         self.on_response = on_response
@@ -50,16 +58,21 @@ class Cycle(RequestResponseCycle):
         self.waiting_for_100_continue = expects_100
         self.keep_alive = keep_alive
         self.disconnected = self.response_started = self.response_complete = False
-        self.more_body = True
-        self._has_news = False
-        self._parts: list[bytes] = []
-        self.waiting_bytes = 0
+        self.more_body = body is None
+        self._has_news = body is not None
+        self._parts: list[bytes] = [] if body is None else [body]
+        self.waiting_bytes = 0 if body is None else len(body)
         """Of the body, not asked for yet."""
         self._waiter: asyncio.Future[None] | None = None
         self._on_left: Callable[[], None] | None = None
         self._head = b""
         self._left_bytes: int | None = None
         """Of a body whose length was told; None is in chunks, or until the connection closes."""
+
+    def part(self) -> None:
+        """Lets go of what holds it in turn, once it is answered: no collector has to find out."""
+        del self.task
+        del self.scope[CYCLE]  # type: ignore[misc]
 
     # The request's body.
 
@@ -142,7 +155,7 @@ class Cycle(RequestResponseCycle):
         while self.is_slow:
             await self.flow.drain()
 
-    def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def begin(self, status: int, headers: Iterable[Header]) -> None:
         """The head, names in lower case; it goes out with what is pushed first."""
         lines, n_lines, is_framed = [STATUS_LINE[status]], 2, False
         for name, value in headers:
@@ -157,7 +170,7 @@ class Cycle(RequestResponseCycle):
         if is_bodiless:
             self._left_bytes = 0
         elif not (is_framed or self.is_old):
-            lines.append(b"transfer-encoding: chunked\r\n")
+            lines.append(_CHUNKED)
             n_lines += 1
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
@@ -165,10 +178,45 @@ class Cycle(RequestResponseCycle):
         lines.append(b"\r\n")
         head = b"".join(lines)
         if head.count(b"\n") != n_lines or head.count(b"\r") != n_lines:
-            raise ValueError("a header of the reply has a line break in it")
+            raise ValueError(_LINE_BREAK)
         self._head = head
         self.response_started = True
         self.waiting_for_100_continue = False
+
+    def answer(self, status: int, headers: Iterable[Header], body: bytes) -> None:
+        """Head and body in one; none of `headers` says how long it is, or closes the connection."""
+        if status in _BODILESS or self.scope["method"] == "HEAD":
+            sized = () if status == 204 else ((b"content-length", b"%d" % len(body)),)
+            self.begin(status, (*sized, *headers))
+            self.push(body, more=False)
+            return
+        head = self._head_of(status, b"content-length: %d\r\n" % len(body), headers)
+        self.response_started = True
+        self.waiting_for_100_continue = False
+        if self.disconnected:
+            return
+        if len(body) > COPIED_BYTES:
+            self.transport.writelines((head, body))
+        else:
+            self.transport.write(head + body)
+        self._complete()
+
+    def stream(self, status: int, headers: Iterable[Header]) -> None:
+        """The head of a body in parts, which goes out with the first; `headers` likewise."""
+        if self.is_old or self.scope["method"] == "HEAD":
+            self.begin(status, headers)
+            return
+        self._head = self._head_of(status, _CHUNKED, headers)
+        self.response_started = True
+        self.waiting_for_100_continue = False
+
+    def _head_of(self, status: int, framing: bytes, headers: Iterable[Header]) -> bytes:
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        told = b"".join(lines)
+        if told.count(b"\n") != len(lines) or told.count(b"\r") != len(lines):
+            raise ValueError(_LINE_BREAK)
+        end = b"\r\n" if self.keep_alive else _CLOSE
+        return b"%b%b%b%b" % (STATUS_LINE[status], framing, told, end)
 
     def push(self, data: bytes, *, more: bool) -> None:
         """A part of the body, or the last of it; never waits, so ask `is_slow` before."""
@@ -180,12 +228,13 @@ class Cycle(RequestResponseCycle):
             data = self._measured(data, more=more)
         elif not self.is_old:
             if len(data) > COPIED_BYTES:
-                self._push_large(data)
+                self._push_large(data, _CHUNK_END if more else _CHUNK_END + _LAST_CHUNK)
                 data = b""
-            elif data:
-                data = b"%x\r\n%b\r\n" % (len(data), data)
-            if not more:
-                data += _LAST_CHUNK
+            else:
+                if data:
+                    data = b"%x\r\n%b\r\n" % (len(data), data)
+                if not more:
+                    data += _LAST_CHUNK
         if self._head:
             data, self._head = self._head + data, b""
         if data:
@@ -193,10 +242,10 @@ class Cycle(RequestResponseCycle):
         if not more:
             self._complete()
 
-    def _push_large(self, data: bytes) -> None:
+    def _push_large(self, data: bytes, end: bytes) -> None:
         """A chunk that is not copied to be framed."""
         head, self._head = self._head, b""
-        self.transport.writelines((b"%b%x\r\n" % (head, len(data)), data, b"\r\n"))
+        self.transport.writelines((b"%b%x\r\n" % (head, len(data)), data, end))
 
     def _measured(self, data: bytes, *, more: bool) -> bytes:
         """`data`, held against the length that was told."""

@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from proxy.edge.crowd import Crowd
 from proxy.edge.cycle import CYCLE, Cycle
 from proxy.edge.heads import OLD_VERSIONS, is_ambiguous
+from proxy.edge.known import HEAD, Head, Known
 from proxy.edge.timer import Timer
 from proxy.edge.wishes import head_without_wish
 from proxy.request_id import request_id
@@ -89,6 +90,10 @@ class DoorProtocol(HttpToolsProtocol):
         """The request that was begun last; others may wait behind it, in the pipeline."""
         self._newest: Cycle | None = None
         """The one that came last."""
+        self._known: Known | None = None
+        """The head of the one that came last whole."""
+        self._whole = b""
+        """What came with a first byte of a head, until it is known where its request ends."""
 
     # What asyncio calls.
 
@@ -105,6 +110,16 @@ class DoorProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
+        is_between = self._is_between
+        if is_between and self._known is not None:
+            again = self._known.again(data)
+            if again is not None:
+                self._known, body = again
+                self._idle_since_s = None
+                self._begin_again(self._known.scope, body)
+                return
+        # From the second request on: those who ask once pay nothing to be known again.
+        self._whole = data if is_between and self._newest is not None else b""
         # Counted before they are parsed: httptools joins the reads of one header quadratically.
         self._bare_bytes += len(data)
         self._idle_since_s = None
@@ -187,8 +202,12 @@ class DoorProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         self._body_timer.stop()
-        if self._newest is not None and not self._newest.response_complete:
-            self._newest.end_body()
+        if self._newest is not None:
+            if self._whole:
+                self._known = Known.of(self._whole, self._newest.scope)
+                self._whole = b""
+            if not self._newest.response_complete:
+                self._newest.end_body()
         if len(self.pipeline) <= READ_AHEAD:
             self.flow.resume_reading()  # else a caller who leaves after a long body goes unnoticed
 
@@ -205,6 +224,24 @@ class DoorProtocol(HttpToolsProtocol):
             keep_alive=version not in OLD_VERSIONS and self.parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
+        self._begin_cycle(cycle)
+
+    def _begin_again(self, scope: HTTPScope, body: bytes) -> None:
+        """Likewise for a head that is known, and its whole body: HTTP/1.1, and nothing unusual."""
+        cycle = Cycle(
+            scope.copy(),
+            self.transport,
+            self.flow,
+            logger=self.logger,
+            is_old=False,
+            expects_100=False,
+            keep_alive=True,
+            on_response=self.on_response_complete,
+            body=body,
+        )
+        self._begin_cycle(cycle)
+
+    def _begin_cycle(self, cycle: Cycle) -> None:
         cycle.scope[CYCLE] = cycle  # type: ignore[literal-required]
         before, self._newest = self._newest, cycle
         self.cycle = cycle
@@ -235,6 +272,7 @@ class DoorProtocol(HttpToolsProtocol):
             "query_string": query,
             "headers": self.headers,
             "state": {},
+            HEAD: Head(self.headers),  # type: ignore[misc]
         }
 
     # What uvicorn calls.
@@ -273,6 +311,7 @@ class DoorProtocol(HttpToolsProtocol):
             await cycle.run_asgi(app)
         finally:
             self.tasks.discard(cycle.task)
+            cycle.part()
 
     # What these are made of.
 
@@ -302,6 +341,13 @@ class DoorProtocol(HttpToolsProtocol):
         if self.parser.get_method() == b"CONNECT":
             raise Unacceptable
         self.scope = self._scope(self.parser.get_http_version())
+
+    @property
+    def _is_between(self) -> bool:
+        """Whether what comes next is the beginning of a head, and nothing is answered."""
+        if self._in_head or self._in_body or self._bare_bytes:
+            return False
+        return self._newest is None or self._newest.response_complete
 
     @property
     def _is_answering(self) -> bool:

@@ -89,7 +89,7 @@ async def _complete(door: Door, exchange: Exchange, target: bytes) -> None:
     )
     keep_alive_s = wished_duration(asked.keep_alive)
     pulse = Pulse(KEEP_ALIVE, door.settings.keep_alive_comments_s) if asked.stream else None
-    async with exchange.attended(pulse):
+    with exchange.attended(pulse):
         await converse(
             door, exchange, Order(target, body, extra), model=model, keep_alive_s=keep_alive_s,
             hear=hear, context=asked.num_ctx, check=check,

@@ -114,7 +114,7 @@ async def child(door: Door, exchange: Exchange, path: str) -> None:
         raise NoSuchRoute(f"{allowed} is offered there under {PREFIX}")
     if target is None:
         target = _file(path, is_offered=door.settings.ui)
-    async with exchange.attended():
+    with exchange.attended():
         try:
             await _fetched(door, exchange, target)
         except UpstreamGone:

@@ -104,7 +104,7 @@ async def _passed(
     check: Check | None = None,
 ) -> None:
     keep_alive_s = wished_duration(asked.keep_alive)
-    async with exchange.attended():
+    with exchange.attended():
         await converse(
             door, exchange, order, model=model, keep_alive_s=keep_alive_s,
             hear=partial(relay_whole, exchange), context=asked.num_ctx,

@@ -51,7 +51,7 @@ async def chat(door: Door, exchange: Exchange) -> None:
     if not request.common.model:
         raise BadRequest("model is required")
     turn = _Turn.of(door, exchange, request.common, is_chat=True)
-    async with exchange.attended():
+    with exchange.attended():
         if not request.messages and request.common.keep_alive_s == 0:
             return await turn.unload()
         options = request.common.options(turn.model.recipe)
@@ -68,7 +68,7 @@ async def generate(door: Door, exchange: Exchange) -> None:
     body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
     request = read_generate(body, truncates=door.settings.ollama_strict)
     turn = _Turn.of(door, exchange, request.common, is_chat=False)
-    async with exchange.attended():
+    with exchange.attended():
         if request.is_empty and request.common.keep_alive_s == 0:
             return await turn.unload()
         options = request.common.options(turn.model.recipe)

@@ -72,7 +72,7 @@ async def embed(door: Door, exchange: Exchange) -> None:
     dimensions = fields.whole("dimensions")
     n_ctx = read_options(fields.mapping("options")).n_ctx
     model = names.served(door, exchange, name, unknown=_UNKNOWN.format(name) if name else None)
-    async with exchange.attended():
+    with exchange.attended():
         if not texts:
             wanted = names.embedder(model).model_id
             await door.service.load(wanted, keep_alive_s=keep_alive_s, context=n_ctx)
@@ -100,7 +100,7 @@ async def embeddings(door: Door, exchange: Exchange) -> None:
     if not name:
         raise BadRequest("model is required")
     model = names.served(door, exchange, name, unknown=_UNKNOWN.format(name))
-    async with exchange.attended():
+    with exchange.attended():
         if not prompt:
             await door.service.load(names.embedder(model).model_id, keep_alive_s=keep_alive_s)
             return await exchange.reply_json({"embedding": []})

@@ -37,7 +37,7 @@ async def copy(door: Door, exchange: Exchange) -> None:
     name = valid_name(destination, f'destination "{destination}" is invalid')
     with in_ollamas_words():
         try:
-            async with exchange.attended():
+            with exchange.attended():
                 await door.store.copy(source, name)
         except NotStored as exc:
             raise UnknownModel(source, f'model "{source}" not found') from exc

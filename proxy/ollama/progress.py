@@ -27,8 +27,8 @@ def line_of(progress: Progress) -> Line:
 async def tell(exchange: Exchange, work: AsyncGenerator[Progress, None], *, streams: bool) -> None:
     """Answers with the work's progress; it ends where the caller leaves. Raises StoreRefused."""
     last = Line("success")
-    with in_ollamas_words():
-        async with exchange.attended(), aclosing(work) as lines:
+    with in_ollamas_words(), exchange.attended():
+        async with aclosing(work) as lines:
             async for progress in lines:
                 last = line_of(progress)
                 if streams:

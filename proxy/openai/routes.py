@@ -103,7 +103,7 @@ async def embeddings(door: Door, exchange: Exchange) -> None:
             told = _decoded(asked.input)
             raise await located(door, lease, told if isinstance(told, list) else (), exc) from exc
 
-    async with exchange.attended():
+    with exchange.attended():
         await converse(
             door, exchange, Order(b"/v1/embeddings", body), model=model, hear=hear,
             keep_alive_s=wished_duration(asked.keep_alive), context=asked.num_ctx,
@@ -151,7 +151,7 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
     if n_choices > 1:
         hear, order = _several(door, exchange, asked, order, n=n_choices, chat=chat)
     pulse = Pulse(KEEP_ALIVE, door.settings.keep_alive_comments_s) if asked.stream else None
-    async with exchange.attended(pulse):
+    with exchange.attended(pulse):
         await converse(
             door, exchange, order, model=model, hear=hear,
             keep_alive_s=wished_duration(asked.keep_alive), context=asked.num_ctx,

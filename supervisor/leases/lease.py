@@ -1,7 +1,8 @@
 """The right to one slot of a child, and why there is none."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from planners.model import ModelId
 from planners.plan import InstanceId, LaunchPlan
@@ -10,9 +11,11 @@ from supervisor.errors import SupervisorError
 RETRY_AFTER_S = 5.0  # until a slot was held for the first time: a short answer of a small model
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """The right to use one slot of one child until it is given back."""
+class Lease(msgspec.Struct, frozen=True):
+    """The right to use one slot of one child until it is given back.
+
+    One is made for every request: a Struct is, in a fifth of a frozen dataclass' time.
+    """
 
     instance_id: InstanceId
     model_id: ModelId

@@ -154,9 +154,10 @@ class _Desk:
             can_pause=can_pause,
             restored_tokens=restored_tokens,
         )
-        self.idle_since_s = None
-        self.idle.clear()
-        self.busy.set()
+        if self.idle_since_s is not None:
+            self.idle_since_s = None
+            self.idle.clear()
+            self.busy.set()
         return lease
 
     def _inherited(self, after: Lease | None) -> tuple[int, int]:
@@ -292,7 +293,8 @@ class LeaseBook:
                 desk.departures += not is_done
             if self._awaited and (back := self._awaited.pop((lease.instance_id, lease.slot), None)):
                 back.set()
-            self._grant(lease.model_id, now_s=now_s)
+            if self._lines:
+                self._grant(lease.model_id, now_s=now_s)
 
     def open(self, opening: Opening, *, now_s: float) -> None:
         """Offer a ready child's slots; the model's line moves at once."""
@@ -392,7 +394,7 @@ class LeaseBook:
     @property
     def has_unserved(self) -> bool:
         """True while anybody waits for more than a slot of a child that is there."""
-        return any(self.lacks(model_id) for model_id in self._lines)
+        return bool(self._lines) and any(self.lacks(model_id) for model_id in self._lines)
 
     def lacks(self, model_id: ModelId) -> bool:
         """Whether somebody in the model's line waits for a child, or for another one."""

@@ -5,7 +5,6 @@ Owns no instance: it puts callers in line and has the fleet's loop look.
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 from time import monotonic
 from types import TracebackType
 
@@ -26,8 +25,11 @@ from supervisor.records.kept_contexts import KeptContexts
 SOON_S = 1.0  # a model that is to go within that is not left to the loop's cadence
 
 
-class _Leased:
-    """The block of a lease, and what is wished of it; by hand, since every request passes here."""
+class Leased:
+    """The block of a lease: a ready child, and a slot of it, for as long as it lasts.
+
+    By hand, since every request passes here. Entering it raises LeaseError.
+    """
 
     __slots__ = (
         "_lease", "_leasing", "after", "caller", "can_pause", "context", "keep_alive_s", "model_id",
@@ -99,24 +101,7 @@ class Leasing:
         host = self.processes().host(model_id)
         return [i for i in self._instances.values() if i.model_id == host]
 
-    def lease(
-        self,
-        model_id: ModelId,
-        *,
-        caller: str,
-        keep_alive_s: float | None,
-        context: int | None,
-        priority: Priority,
-        takes_slot: bool,
-        can_pause: bool,
-        after: Lease | None,
-    ) -> AbstractAsyncContextManager[Lease]:
-        """A ready child, and a slot of it, for as long as the block lasts. Raises LeaseError."""
-        return _Leased(
-            self, model_id, caller, keep_alive_s, context, priority, takes_slot, can_pause, after
-        )
-
-    def taken_at_once(self, wish: _Leased) -> Lease | None:
+    def taken_at_once(self, wish: Leased) -> Lease | None:
         """A free slot, where whoever asks wishes for nothing else. Raises Stopping."""
         if wish.keep_alive_s is not None or wish.context is not None:
             return None
@@ -129,7 +114,7 @@ class Leasing:
             after=wish.after,
         )
 
-    async def taken(self, wish: _Leased) -> Lease:
+    async def taken(self, wish: Leased) -> Lease:
         """The lease that is wished for. Raises LeaseError."""
         host = self.processes().host(wish.model_id)
         while True:
@@ -147,7 +132,7 @@ class Leasing:
         if self._book.has_unserved or self._ends_soon(lease):
             self._look()  # else the loop's own cadence is soon enough
 
-    async def _granted(self, model_id: ModelId, wish: _Leased) -> Lease:
+    async def _granted(self, model_id: ModelId, wish: Leased) -> Lease:
         settings = self._desired().settings
         if wish.keep_alive_s is not None:
             self._remember_keep_alive(model_id, wish.keep_alive_s)

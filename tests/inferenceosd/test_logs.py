@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 import structlog
+from msgspec.structs import asdict
 
-from inferenceosd.logs import SOON_S, configure_logging, quiet_logging
+from inferenceosd.logs import SOON_S, configure_logging, note_served, quiet_logging
+from proxy.telemetry.served import Served
 
 
 class Terminal(StringIO):
@@ -197,6 +199,46 @@ async def test_a_line_is_written_soon_though_none_follows() -> None:
     async with asyncio.timeout(5):
         while not written(stream):
             await asyncio.sleep(SOON_S)
+
+
+SERVED = Served(
+    request_id="r1", method="POST", path='/v1/"x"', status=200, caller="laptop",
+    address="127.0.0.1", error=None, model_id="qwen", instance_id="qwen-1", slot=0, load_s=0.0,
+    first_byte_s=0.0123, total_s=1.5, sent_bytes=10, prompt_tokens=3, decode_tokens=None,
+)  # fmt: skip
+
+
+async def test_the_line_of_a_request_is_written_in_its_turn_and_as_structlog_would() -> None:
+    stream = StringIO()
+    configure_logging("json", "info", stream=stream)
+    log = structlog.get_logger("x")
+
+    note_served(SERVED)
+    log.info("request.served", **asdict(SERVED))
+    assert written(stream) == []  # a write is due within SOON_S
+    log.warning("disk.full")
+
+    quick, usual, last = written(stream)
+    assert last["event"] == "disk.full"
+    assert str(quick.pop("timestamp")) <= str(usual.pop("timestamp"))
+    assert quick == usual
+
+
+@pytest.mark.parametrize(
+    ("format", "level", "is_told"),
+    [("console", "info", True), ("json", "debug", True), ("json", "warning", False)],
+)
+async def test_the_line_of_a_request_keeps_to_the_format_and_the_level(
+    format: str, level: str, is_told: bool
+) -> None:
+    stream = StringIO()
+    configure_logging(format, level, stream=stream)
+
+    note_served(SERVED)
+    structlog.get_logger("x").warning("disk.full")
+
+    assert ("request.served" in stream.getvalue()) == is_told
+    assert stream.getvalue().startswith("{") == (format == "json")
 
 
 def test_the_last_lines_are_written_as_the_process_ends() -> None:

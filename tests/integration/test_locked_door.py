@@ -53,6 +53,29 @@ def test_a_key_made_while_it_runs_locks_it_at_once_and_a_revoked_one_opens_nothi
     assert "locked: callers need an API key (keys: 1)" in daemon.ctl("status").stdout
 
 
+def test_keys_that_come_and_go_hold_for_callers_who_are_connected_already(start: Any) -> None:
+    daemon = start()
+    stays = httpx.Limits(keepalive_expiry=SOON_S)
+    with httpx.Client(base_url=daemon.base, limits=stays, trust_env=False) as caller:
+
+        def asked(key: str | None) -> tuple[int, object]:
+            headers = {} if key is None else {"x-api-key": key}
+            reply = caller.get("/v1/models", headers=headers, timeout=SOON_S)
+            return reply.status_code, reply.extensions["network_stream"].get_extra_info(
+                "client_addr"
+            )
+
+        told = [asked(None), asked(None)]
+        key = daemon.ctl("key", "add", "laptop").stdout.strip()
+        daemon.ctl("key", "add", "other")
+        told += [asked(None), asked(key), asked(key)]
+        daemon.ctl("key", "revoke", key.split("-")[2])
+        told += [asked(key)]
+
+    assert [status for status, _ in told] == [200, 200, 401, 200, 200, 401]
+    assert len({address for _, address in told}) == 1
+
+
 def test_a_file_of_keys_that_was_changed_by_hand_is_gone_by_soon(start: Any) -> None:
     daemon = start()
     daemon.ctl("key", "add", "laptop")

@@ -13,6 +13,7 @@ ON_BOTH_LOOPS = (
     "test_server.py",
     "test_tls.py",
     "test_upstream.py",
+    "test_wakening.py",
 )
 
 

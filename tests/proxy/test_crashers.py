@@ -1,8 +1,7 @@
 """Whose crash it is, decided on leases as they are granted."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from planners.model import ModelId
 from planners.plan import InstanceId

@@ -1,7 +1,9 @@
 """proxy.admission.gate: by itself, and before the real routes on a real port."""
 
+import asyncio
 import base64
 import json
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -22,6 +24,7 @@ from proxy.admission.keys import ApiKey, KeyRing, Scope, digest_of, token_of
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
 from tests.fakes.serving import SETTINGS, Served, serving
 
+EXPIRES_S, SOON_S = 1.0, 30.0
 NOW = 1_800_000_000.0
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "one two"}], "stream": False}
 
@@ -193,6 +196,21 @@ async def test_the_keys_id_is_the_caller_and_the_key_is_in_no_log(
     assert line["caller"] == KEYS[0].key_id
     assert line["address"] == "127.0.0.1"
     assert INFER not in repr(served)
+
+
+async def test_a_key_that_expires_opens_nothing_more_on_a_connection_that_it_opened(
+    idle: FleetOfOne,
+) -> None:
+    brief = replace(KEYS[0], expires_at=time.time() + EXPIRES_S)
+    settings = replace(SETTINGS, gate=Gate(KeyRing([brief]), needs_key=True))
+    async with serving(idle, settings=settings) as at:
+        told = 200
+        async with asyncio.timeout(SOON_S):
+            while told == 200:
+                reply = await at.client.get("/api/tags", headers={"x-api-key": INFER})
+                told = reply.status_code
+
+    assert told == 401
 
 
 async def test_who_shows_no_key_learns_that_it_lives_and_no_counts(idle: FleetOfOne) -> None:

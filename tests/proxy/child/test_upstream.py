@@ -139,6 +139,66 @@ async def test_connections_are_used_again(pools: UpstreamPools, path: Path) -> N
     assert child.connections == 1
 
 
+def sized(body: bytes, *, more: bytes = b"") -> bytes:
+    return b"HTTP/1.1 200 OK\r\nA: b\r\nContent-Length: %d\r\n%b\r\n%b" % (len(body), more, body)
+
+
+async def test_replies_headed_like_the_one_before_are_read_as_any_other(
+    pools: UpstreamPools, path: Path
+) -> None:
+    bodies = (b"one", b"three", b"", b"HTTP/1.1 200 OK\r\n\r\n", b"three")
+    told: list[tuple[int, bytes, bytes, bytes]] = []
+    async with listening(path, lambda c: (replying(c, *map(sized, bodies)),)) as child:
+        for _ in bodies:
+            async with pools.request(str(path), method=b"POST", target=b"/") as response:
+                body = await response.read(limit_bytes=100)
+                length, a = response.header(b"content-length"), response.header(b"a")
+                told.append((response.status, length, a, body))
+
+    assert told == [(200, b"%d" % len(body), b"b", body) for body in bodies]
+    assert child.connections == 1
+    assert pools.heard_bytes(str(path)) == sum(map(len, bodies))
+
+
+@pytest.mark.parametrize(
+    ("reply", "found"),
+    [
+        pytest.param(sized(b"no")[:9] + b"404" + sized(b"no")[12:], (404, b"no"), id="status"),
+        pytest.param(sized(b"end", more=b"Connection: close\r\n"), (200, b"end"), id="its last"),
+        pytest.param(CHUNKED + b"3\r\nend\r\n0\r\n\r\n", (200, b"end"), id="in chunks"),
+    ],
+)
+async def test_a_reply_headed_otherwise_than_the_one_before_is_taken_for_what_it_is(
+    pools: UpstreamPools, path: Path, reply: bytes, found: tuple[int, bytes]
+) -> None:
+    async with listening(path, lambda c: (replying(c, sized(b"one"), reply, OK), replying(c, OK))):
+        replies = [await fetch(pools, path) for _ in range(3)]
+
+    assert replies == [(200, b"one"), found, (200, b"hello")]
+
+
+async def test_a_connection_on_which_more_than_a_reply_of_the_same_head_came_is_not_used_again(
+    pools: UpstreamPools, path: Path
+) -> None:
+    async with listening(
+        path, lambda c: (replying(c, sized(b"one"), sized(b"two") * 2, OK), replying(c, OK))
+    ) as child:
+        replies = [await fetch(pools, path) for _ in range(3)]
+
+    assert replies == [(200, b"one"), (200, b"two"), (200, b"hello")]
+    assert child.connections == 2
+
+
+async def test_a_reply_of_the_same_head_that_is_longer_than_allowed_is_refused(
+    pools: UpstreamPools, path: Path
+) -> None:
+    async with listening(path, lambda c: (replying(c, sized(b"one"), sized(b"x" * 101)),)):
+        await fetch(pools, path)
+        with pytest.raises(UpstreamBroken, match="over 100 bytes"):
+            async with pools.request(str(path), method=b"POST", target=b"/") as response:
+                await response.read(limit_bytes=100)
+
+
 async def test_a_connection_that_the_child_closes_is_not_used_again(
     pools: UpstreamPools, path: Path
 ) -> None:

@@ -1,14 +1,18 @@
 """What callers may send, byte by byte, on real sockets before the real server; on both loops."""
 
 import asyncio
+import gc
 import json
 from pathlib import Path
 
 import pytest
+from structlog.typing import EventDict
 
+from proxy.edge.cycle import Cycle
 from proxy.edge.protocol import Patience
+from proxy.exchange import Exchange
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
-from tests.fakes.raw_caller import SOON_S, calling
+from tests.fakes.raw_caller import SOON_S, Caller, calling
 
 GET = b"GET /api/version HTTP/1.1\r\nHost: localhost\r\n"
 POST = b"POST /api/show HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -56,6 +60,105 @@ async def test_more_than_a_head_is_refused_and_closed(
     assert told.startswith(b"HTTP/1.1 " + status)
     assert told.count(b"HTTP/1.1") == 1
     assert b"connection: close" in told
+
+
+async def replies(caller: Caller, n: int) -> list[tuple[bytes, bytes]]:
+    """Status and body of the next replies, each of a told length."""
+    told = []
+    async with asyncio.timeout(SOON_S):
+        for _ in range(n):
+            head = await caller.reader.readuntil(b"\r\n\r\n")
+            length = head.partition(b"content-length: ")[2].partition(b"\r")[0]
+            told.append((head[9:12], await caller.reader.readexactly(int(length))))
+    return told
+
+
+def named(model: str, *, more: bytes = b"") -> bytes:
+    """A question about a model, which is said to be unknown by its name."""
+    body = json.dumps({"model": model}).encode()
+    head = b"POST /api/show HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n%b\r\n"
+    return head % (len(body), more) + body
+
+
+async def test_the_same_head_again_is_a_request_of_its_own_with_its_own_body(
+    idle: FleetOfOne,
+) -> None:
+    models = ("one", "two", "three", "x" * 70, "one")
+    async with calling(idle) as caller:
+        told = []
+        for model in models:
+            await caller.send(named(model))
+            told += await replies(caller, 1)
+
+    assert [status for status, _ in told] == [b"404"] * len(models)
+    assert all(model.encode() in body for model, (_, body) in zip(models, told, strict=True))
+
+
+async def test_the_same_head_in_pieces_and_many_at_once_are_answered_one_after_another(
+    idle: FleetOfOne,
+) -> None:
+    request = named("third")
+    async with calling(idle) as caller:
+        await caller.send(named("first"))
+        told = await replies(caller, 1)
+        await caller.send(named("second") * 2 + request[:-9])
+        told += await replies(caller, 2)
+        await caller.send(request[-9:])
+        told += await replies(caller, 1)
+
+    names = (b"first", b"second", b"second", b"third")
+    assert all(name in body for name, (_, body) in zip(names, told, strict=True))
+
+
+async def test_after_a_head_that_is_known_another_one_is_read_for_what_it_says(
+    idle: FleetOfOne,
+) -> None:
+    async with calling(idle) as caller:
+        await caller.send(named("one"))
+        await caller.send(named("two", more=b"Origin: http://evil.example\r\n"))
+        await caller.send(named("three").replace(b"/api/show", b"/api/nowhere"))
+        await caller.send(named("four", more=b"Connection: close\r\n"))
+        told = await replies(caller, 4)
+        rest = await caller.rest()
+
+    assert [status for status, _ in told] == [b"404", b"403", b"404", b"404"]
+    assert told[2][1] == b"404 page not found"
+    assert b"four" in told[3][1]
+    assert rest == b""
+
+
+async def test_an_id_that_comes_with_the_same_head_is_the_requests_each_time(
+    idle: FleetOfOne, served: list[EventDict]
+) -> None:
+    async with calling(idle) as caller:
+        for more in (b"", b"", b"X-Request-Id: mine\r\n", b"X-Request-Id: mine\r\n", b""):
+            await caller.send(named("one", more=more))
+            await replies(caller, 1)
+
+    ids = [line["request_id"] for line in served if line["event"] == "request.served"]
+    assert ids[2:4] == ["mine", "mine"]
+    assert len({ids[0], ids[1], ids[4]}) == 3
+
+
+async def test_a_request_that_is_over_leaves_nothing_for_the_collector(idle: FleetOfOne) -> None:
+    async with calling(idle) as caller:
+        await caller.send(named("warm"))
+        await replies(caller, 1)
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for _ in range(5):
+                await caller.send(GET + b"\r\n")
+                await replies(caller, 1)
+            gc.collect()
+            left = [found for found in gc.garbage if isinstance(found, Cycle | Exchange)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+
+    assert left == []
 
 
 async def test_a_large_head_within_the_bounds_is_served(idle: FleetOfOne) -> None:

@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from planners.lessons.usage import Usage
 from planners.plan import InstanceId
 from proxy.edge.cycle import CYCLE
+from proxy.edge.known import HEAD, Head
 from proxy.exchange import Exchange
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.tracing import Phase, Tracing, otlp_provider, phases
@@ -95,7 +96,8 @@ async def test_what_is_refused_is_a_span_with_its_error(
 
 
 def served_exchange(*, waited_s: float, usage: Usage | None) -> Exchange:
-    scope: dict[str, Any] = {"method": "POST", "path": "/api/chat", "headers": [], CYCLE: None}
+    scope: dict[str, Any] = {"method": "POST", "path": "/api/chat", "headers": []}
+    scope |= {CYCLE: None, HEAD: Head([])}
     exchange = Exchange(scope, request_id="r1")
     exchange.lease = Lease(
         instance_id=InstanceId("i1"),
