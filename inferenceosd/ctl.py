@@ -17,6 +17,7 @@ from inferenceosd import __version__
 from inferenceosd.commands import report
 from inferenceosd.commands.admin_client import EXIT_FAILED, WORK_S, Door, Query, fail
 from inferenceosd.commands.arguments import Duration, Name
+from inferenceosd.commands.create import create
 from inferenceosd.commands.following import show_stream
 from inferenceosd.commands.keys import key
 from inferenceosd.commands.moves import migrate, yield_memory
@@ -47,6 +48,7 @@ EPILOG = """\
 Examples:
   inferenceosctl status                   what runs, where, how fast, until when
   inferenceosctl pull smollm2:135m        fetch a model; list, show, cp and rm go with it
+  inferenceosctl create mine -f Modelfile
   inferenceosctl plan qwen3 --context 32768
   inferenceosctl plan ./qwen3.gguf --hardware server.json
   inferenceosctl plan qwen3 gemma3        both at once, beside each other
@@ -410,6 +412,7 @@ main.add_command(key)
 main.add_command(migrate)
 main.add_command(yield_memory)
 main.add_command(pull)
+main.add_command(create)
 main.add_command(rm)
 main.add_command(cp)
 main.add_command(list_models)
