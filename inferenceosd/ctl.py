@@ -21,6 +21,7 @@ from inferenceosd.commands.create import create
 from inferenceosd.commands.following import show_stream
 from inferenceosd.commands.keys import key
 from inferenceosd.commands.moves import migrate, yield_memory
+from inferenceosd.commands.run import run
 from inferenceosd.commands.shelf import cp, list_models, pull, rm, show
 from inferenceosd.lean_imports import lean_imports
 from inferenceosd.logs import quiet_logging
@@ -47,6 +48,7 @@ EPILOG = """\
 \b
 Examples:
   inferenceosctl status                   what runs, where, how fast, until when
+  inferenceosctl run smollm2 "why?"       one answer; without a prompt, a chat
   inferenceosctl pull smollm2:135m        fetch a model; list, show, cp and rm go with it
   inferenceosctl create mine -f Modelfile
   inferenceosctl plan qwen3 --context 32768
@@ -411,6 +413,7 @@ def forget(
 main.add_command(key)
 main.add_command(migrate)
 main.add_command(yield_memory)
+main.add_command(run)
 main.add_command(pull)
 main.add_command(create)
 main.add_command(rm)
