@@ -17,9 +17,11 @@ from inferenceosd import __version__
 from inferenceosd.commands import report
 from inferenceosd.commands.admin_client import EXIT_FAILED, WORK_S, Door, Query, fail
 from inferenceosd.commands.arguments import Duration, Name
+from inferenceosd.commands.create import create
 from inferenceosd.commands.following import show_stream
 from inferenceosd.commands.keys import key
 from inferenceosd.commands.moves import migrate, yield_memory
+from inferenceosd.commands.run import run
 from inferenceosd.commands.shelf import cp, list_models, pull, rm, show
 from inferenceosd.lean_imports import lean_imports
 from inferenceosd.logs import quiet_logging
@@ -46,7 +48,9 @@ EPILOG = """\
 \b
 Examples:
   inferenceosctl status                   what runs, where, how fast, until when
+  inferenceosctl run smollm2 "why?"       one answer; without a prompt, a chat
   inferenceosctl pull smollm2:135m        fetch a model; list, show, cp and rm go with it
+  inferenceosctl create mine -f Modelfile
   inferenceosctl plan qwen3 --context 32768
   inferenceosctl plan ./qwen3.gguf --hardware server.json
   inferenceosctl plan qwen3 gemma3        both at once, beside each other
@@ -409,7 +413,9 @@ def forget(
 main.add_command(key)
 main.add_command(migrate)
 main.add_command(yield_memory)
+main.add_command(run)
 main.add_command(pull)
+main.add_command(create)
 main.add_command(rm)
 main.add_command(cp)
 main.add_command(list_models)

@@ -2,13 +2,13 @@
 
 import sys
 import time
-from collections.abc import Iterator
 
 import click
 
 from inferenceosd.commands.admin_client import WORK_S, Door, fail
 from inferenceosd.commands.arguments import Name
 from inferenceosd.commands.following import EXIT_INTERRUPTED
+from inferenceosd.commands.progress import shown
 from inferenceosd.commands.shelf_text import list_text, show_text
 from proxy.admin.models import ModelsReport
 from proxy.admin.shelf import DoneReport, PullLine, ShowReport
@@ -30,9 +30,14 @@ def pull(door: Door, model: str, insecure: bool) -> None:
     MODEL is named as in Ollama: smollm2:135m, hf.co/ORG/REPO:Q4_K_M, localhost:5000/library/tiny.
     Ctrl-C ends it, unless others wait for the same; what came is kept, and the next pull goes on.
     """
+    fetch(door, model, insecure=insecure)
+
+
+def fetch(door: Door, model: str, *, insecure: bool = False) -> None:
+    """Pull it, and show how far it is; ends the program where that fails."""
     told = door.told("/pull", PullLine, body={"model": model, "insecure": insecure})
     try:
-        last = _drawn(told) if sys.stderr.isatty() else _printed(told)
+        last = shown(told)
     except KeyboardInterrupt:
         click.echo("inferenceosctl: what came is kept; pull again to go on", err=True)
         sys.exit(EXIT_INTERRUPTED)
@@ -92,43 +97,3 @@ def show(door: Door, model: str, modelfile: bool, as_json: bool) -> None:
         click.echo(answer.value.modelfile.rstrip())
     else:
         answer.show(show_text, as_json=as_json)
-
-
-def _printed(told: Iterator[PullLine]) -> PullLine:
-    """Each step once, for a log; its last line."""
-    last = PullLine()
-    for line in told:
-        if line.status and line.status != last.status:
-            click.echo(line.status)
-        last = line
-    return last
-
-
-def _drawn(told: Iterator[PullLine]) -> PullLine:
-    """A bar for each file, on a terminal; the last line."""
-    # Late: a library of colours that no other command needs.
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    last, tasks = PullLine(), {}
-    columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(),
-        TransferSpeedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        for last in told:
-            if not last.digest:
-                continue
-            if last.digest not in tasks:
-                tasks[last.digest] = bars.add_task(last.status, total=last.total)
-            bars.update(tasks[last.digest], completed=last.completed)
-    if last.status == "success":
-        click.echo("success")
-    return last

@@ -15,6 +15,8 @@ from planners.durations import FOREVER_S, BadDuration, parse_duration
 
 PREFIX = "INFERENCEOSD_"
 CONFIG_VARIABLE = "INFERENCEOSD_CONFIG"
+API_KEY_VARIABLE = "INFERENCEOSD_API_KEY"  # inferenceosctl's alone
+_NO_SETTINGS = (CONFIG_VARIABLE, API_KEY_VARIABLE)
 
 # Kubernetes sets these for a service that is called inferenceosd; they are no settings of ours.
 _SERVICE_LINK = re.compile(r"INFERENCEOSD_(SERVICE_HOST|SERVICE_PORT.*|PORT|PORT_[0-9]+_.*)")
@@ -36,7 +38,7 @@ def own_settings(
     found: dict[str, Setting] = {}
     for name in sorted(environ):
         text = environ[name]
-        if not name.startswith(PREFIX) or name == CONFIG_VARIABLE or not text.strip():
+        if not name.startswith(PREFIX) or name in _NO_SETTINGS or not text.strip():
             continue
         if (key := by_variable.get(name)) is not None:
             value = key.kind.from_text(text.strip())

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from planners.modelfile import DROPPED, ROLES
 from planners.recipe import Message, ParameterValue
 from proxy.door import Door
 from proxy.errors import BadOption, BadRequest
@@ -15,13 +16,7 @@ from proxy.ollama.store_errors import valid_name
 from supervisor.store.digests import BadDigest, Digest, parse_digest
 from supervisor.store.recipes import Creation
 
-ROLES = ("system", "user", "assistant")
 MAX_TEXT_BYTES = 1 << 20  # of all texts of one model: what a store's reader takes of each
-_DROPPED = (
-    "penalize_newline", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mlock", "mirostat",
-    "mirostat_tau", "mirostat_eta", "numa", "tfs_z",
-)  # fmt: skip
-"""Parameters that Ollama gave up, and leaves out of what it makes."""
 _NOT_OFFERED = {
     "quantize": "quantise the GGUF file with llama-quantize, and upload what it writes",
     "quantization": "quantise the GGUF file with llama-quantize, and upload what it writes",
@@ -93,7 +88,7 @@ def _digests(fields: Fields, name: str) -> Iterator[Digest]:
 def _parameters(told: dict[str, Any]) -> Iterator[tuple[str, ParameterValue]]:
     """Ollama's options; a list of one stands for its value. Raises BadRequest."""
     for name, value in told.items():
-        if value is None or name in _DROPPED:
+        if value is None or name in DROPPED:
             continue
         kind = OPTIONS.get(name)
         if kind is None:

@@ -91,5 +91,7 @@ def test_help_and_status_are_told_without_what_plans_and_looks_at_the_machine() 
     modules = printed("import sys\nimport inferenceosd.ctl\nprint(*sys.modules)")
 
     assert "inferenceosd.commands.report" in modules
-    for late in ("planners.placement", "planners.layout.outlook", "supervisor.probe", "pynvml"):
+    for late in ("planners.placement", "planners.layout.outlook", "supervisor.probe", "pynvml",
+                 "readline", "planners.modelfile", "proxy.ollama.options",
+                 "inferenceosd.commands.run_chat"):  # fmt: skip
         assert late not in modules

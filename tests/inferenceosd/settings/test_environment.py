@@ -76,6 +76,10 @@ def test_what_kubernetes_sets_for_a_service_of_our_name_is_none_of_ours() -> Non
     assert own(links) == {}
 
 
+def test_the_key_that_inferenceosctl_sends_is_no_setting() -> None:
+    assert own({"INFERENCEOSD_API_KEY": "ios-1-2"}) == {}
+
+
 @pytest.mark.parametrize("text", ["[", "{ a b }", '[{ name = "" }]'])
 def test_a_table_that_is_none_is_told_by_its_variable(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
