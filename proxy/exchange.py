@@ -88,11 +88,14 @@ class Exchange:
         "_beats", "_by_name", "address", "delivered", "dialect", "extra_headers", "finished",
         "first_byte_s", "framing", "given_model", "head", "headers", "is_known", "key_id",
         "last_word", "lease", "method", "model", "n_dropped", "path", "pulse", "request_id",
-        "scope", "sent_bytes", "started_s", "status", "to_caller", "traceparent", "usage",
+        "rewords", "scope", "sent_bytes", "started_s", "status", "to_caller", "traceparent",
+        "usage",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, *, request_id: str) -> None:
         self.scope = scope
+        self.rewords: Callable[[bytes], bytes] | None = None
+        """What is done to each part of the reply before it is sent; whole events of a stream."""
         self.to_caller: Cycle = scope[CYCLE]
         """What is written to it is on its way at once."""
         self.method: str = scope["method"]
@@ -211,6 +214,8 @@ class Exchange:
             self.fall_silent()
         if self.to_caller.is_slow:
             await self.to_caller.drained()
+        if self.rewords is not None:
+            body = self.rewords(body)
         told = [*headers, *self.extra_headers]
         if content_type:
             told.append((b"content-type", content_type))
@@ -292,6 +297,8 @@ class Exchange:
     def _push(self, data: bytes, *, more: bool) -> None:
         if self._beats is not None:
             self.fall_silent()
+        if self.rewords is not None:
+            data = self.rewords(data)
         self.delivered = True
         if self.first_byte_s is None:
             self.first_byte_s = monotonic() - self.started_s

@@ -24,6 +24,7 @@ from proxy.exchange import Exchange
 from proxy.forward import Check, Hear, Order, Several, converse
 from proxy.openai.assemble import STREAMED, assembled
 from proxy.openai.choices import MAX_CHOICES, RANDOM_SEED, Choices
+from proxy.openai.fingerprint import with_ollamas_fingerprint
 from proxy.prompt.count import MAX_INPUTS, n_prompts_in, prompts_in
 from proxy.prompt.length import Prompt, bounding, located
 from proxy.pulse import Pulse
@@ -125,6 +126,8 @@ def _prompts(told: Iterable[object]) -> list[Prompt]:
 
 
 async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
+    if door.settings.ollama_strict:
+        exchange.rewords = with_ollamas_fingerprint
     body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
     asked = decoded(body, _ASKED)
     model = names.named(door, exchange, asked.model)

@@ -35,6 +35,21 @@ async def test_only_there_a_prompt_is_cut_where_nothing_is_said_of_it(
             assert ("x-prompt-tokens-dropped" in unsaid.headers) is is_strict
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("is_strict", [True, False])
+async def test_only_there_the_fingerprint_is_ollamas(
+    tmp_path: Path, stream: bool, is_strict: bool
+) -> None:
+    words = 'one "system_fingerprint":"x"'
+    told = {"model": "tiny", "messages": [{"role": "user", "content": words}], "stream": stream}
+    settings = replace(SETTINGS, ollama_strict=is_strict)
+    async with fleet_of_one(tmp_path) as fleet, serving(fleet, settings=settings) as at:
+        reply = await at.client.post("/v1/chat/completions", json=told)
+
+    assert ('"system_fingerprint":"fp_ollama"' in reply.text) is is_strict
+    assert reply.text.count("fp_ollama") == reply.text.count('"system_fingerprint":"') * is_strict
+
+
 @pytest.mark.parametrize(
     "headers", [{"Origin": "https://evil.example"}, {"Host": "evil.example"}], ids=["page", "name"]
 )
