@@ -303,7 +303,7 @@ def retry(door: Door, model: str) -> None:
 @main.command()
 @click.pass_obj
 def reload(door: Door) -> None:
-    """Apply the changed configuration; other models go on.
+    """Apply the changed configuration; unchanged models go on.
 
     A wrong configuration changes nothing: its first mistake is printed, exit status 1.
     """

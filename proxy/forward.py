@@ -107,7 +107,7 @@ async def converse(
 
     `hear` may be called twice, and starts anew. `check` sees the lease first, and may refuse, or
     give another order. What is delivered as it comes (`streams`) is read as one stream, though its
-    child is lost meanwhile and another writes on. What can not (`can_pause`) ends before its child
+    child is lost meanwhile and another writes on. What cannot (`can_pause`) ends before its child
     makes way for another.
     Raises what a child would not bear (engine_limits), LeaseError, UpstreamError, what the two
     raise.
@@ -145,8 +145,7 @@ async def converse(
                 # Leased meanwhile, so that nobody else is granted the slot of a dead child.
                 has_moved = door.service.moved(turn.lease) is not None
                 is_over = exchange.delivered or (turn.times == TRIES and not has_moved)
-                limit_s = CAUSE_S if is_over else REAPED_S
-                cause = await turn.why_gone(within_s=limit_s)
+                cause = await turn.why_gone(within_s=CAUSE_S if is_over else REAPED_S)
                 if is_over:
                     raise exc.explained(cause, times=turn.times) from exc
                 times = turn.times + (not has_moved)

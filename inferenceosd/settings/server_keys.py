@@ -69,8 +69,8 @@ SERVER_OLLAMA_STRICT = Key(
     FLAG,
     False,
     "Answer as Ollama does even where this daemon differs on purpose: prompts that are too long are"
-    " cut unless `truncate` is false, refused web pages get no reason, `system_fingerprint` is"
-    " `fp_ollama`.",
+    " cut unless `truncate` or `shift` is false, refused web pages get no reason, and"
+    " `system_fingerprint` is `fp_ollama`.",
     "no client is known to need it; docs/ollama.md lists each difference",
 )
 SERVER_INSECURE = Key(

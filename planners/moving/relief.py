@@ -180,8 +180,9 @@ def _moves(
 def _really_less(
     view: View, seen: Observed, after: LaunchPlan, caches: Mapping[InstanceId, int] | None
 ) -> dict[DeviceId, int]:
-    """Bytes by which `after` takes less, by place: room for prompts that were never saved is no
-    memory that anybody gets.
+    """Bytes by which `after` takes less, by place.
+
+    Room for prompts that were never saved is no memory that anybody gets.
     """
     less = _less(seen.plan, after)
     served = view.models.get(seen.model_id)

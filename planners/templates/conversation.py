@@ -7,16 +7,16 @@ user's message and its answer; the last run ends where the answer is to be put.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planners.templates.go_render import rendered
-from planners.templates.go_syntax import (
+from planners.templates.go_nodes import (
     Block,
     Dot,
     Field,
     Node,
     Output,
     names_field,
-    parsed,
 )
+from planners.templates.go_render import rendered
+from planners.templates.go_syntax import parsed
 from planners.templates.go_values import Message, Raw, Tools, Value
 
 _ANSWER = Output(Field(Dot(), "Response"))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from planners.templates.conversation import read
-from planners.templates.go_syntax import BadTemplate
+from planners.templates.go_nodes import BadTemplate
 from planners.templates.jinja import jinja
 
 _REMEMBERED = 256  # layers; a folder is looked at again and again

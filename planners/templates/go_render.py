@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from planners.templates.go_syntax import (
+from planners.templates.go_nodes import (
     Assign,
     BadTemplate,
     Block,

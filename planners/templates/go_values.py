@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planners.templates.go_syntax import BadTemplate
+from planners.templates.go_nodes import BadTemplate
 
 NO_VALUE = "<no value>"
 """What Go prints where there is nothing."""

@@ -11,7 +11,7 @@ from enum import Enum
 from itertools import count
 
 from planners.templates.conversation import Template, until_answer
-from planners.templates.go_syntax import (
+from planners.templates.go_nodes import (
     Assign,
     BadTemplate,
     Block,

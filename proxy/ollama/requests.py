@@ -9,7 +9,7 @@ import msgspec
 
 from planners.recipe import Recipe
 from planners.templates.conversation import Said, Template, infill, prompt, read
-from planners.templates.go_syntax import BadTemplate
+from planners.templates.go_nodes import BadTemplate
 from proxy.errors import BadOption, BadRequest
 from proxy.ollama.fields import Fields, WrongType, read_object
 from proxy.ollama.options import Options, read_options, sampling_of

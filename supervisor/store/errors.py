@@ -23,13 +23,14 @@ class NotOurs(StoreError):
 
     def __init__(self, name: str, *, path: str, store: str) -> None:
         self.name, self.path, self.store = name, path, store
-        whose = f"in the store {printable(store)}" if store else f"the file {printable(path)}"
         do = (
             "remove it with the program that keeps that store"
             if store
             else "remove that file, which takes the model along"
         )
-        super().__init__(f"model '{name}' is {whose}, which inferenceosd only reads; {do}")
+        super().__init__(
+            f"model '{name}' is {_whose(path, store)}, which inferenceosd only reads; {do}"
+        )
 
 
 class NameTaken(StoreError):
@@ -37,7 +38,7 @@ class NameTaken(StoreError):
 
     def __init__(self, name: str, *, path: str, store: str) -> None:
         self.name, self.path, self.store = name, path, store
-        whose = f"in the store {printable(store)}" if store else f"the file {printable(path)}"
+        whose = _whose(path, store)
         super().__init__(
             f"the name '{name}' is that of a model {whose}, which inferenceosd only reads;"
             " choose another name"
@@ -92,3 +93,7 @@ class NotPushed(StoreError):
 
 class NotStorable(StoreError):
     """What was to be a stored model cannot be one."""
+
+
+def _whose(path: str, store: str) -> str:
+    return f"in the store {printable(store)}" if store else f"the file {printable(path)}"

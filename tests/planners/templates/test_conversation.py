@@ -3,7 +3,7 @@
 import pytest
 
 from planners.templates.conversation import Said, infill, prompt, read
-from planners.templates.go_syntax import BadTemplate
+from planners.templates.go_nodes import BadTemplate
 from tests.planners.templates.recorded import CONVERSATIONS, TEMPLATES, Recorded
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planners.templates.go_syntax import (
-    MAX_BYTES,
+from planners.templates.go_nodes import (
     BadTemplate,
     Block,
     BlockKind,
@@ -18,8 +17,8 @@ from planners.templates.go_syntax import (
     Output,
     Text,
     Unknown,
-    parsed,
 )
+from planners.templates.go_syntax import MAX_BYTES, parsed
 
 
 def test_text_and_actions_follow_each_other() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planners.templates.conversation import read
-from planners.templates.go_syntax import BadTemplate
+from planners.templates.go_nodes import BadTemplate
 from planners.templates.jinja import jinja
 from tests.fakes.real_child import RealChild, real_child
 from tests.planners.templates.recorded import CONVERSATIONS, TEMPLATES, Recorded
