@@ -47,7 +47,13 @@ class Web:
             timeout=limits, follow_redirects=True,
             headers={"user-agent": "inferenceosd"},
             limits=httpx.Limits(max_keepalive_connections=16),
+            event_hooks={"request": [self._check_scheme]},
         )  # fmt: skip
+
+    async def _check_scheme(self, request: httpx.Request) -> None:
+        """Before each step of a chain of redirects. Raises InsecureProtocol."""
+        if request.url.scheme != "https" and not self._allows_plain:
+            raise InsecureProtocol
 
     async def aclose(self) -> None:
         """Close them."""
@@ -77,8 +83,6 @@ class Web:
         host = httpx.URL(url).host
         try:
             async with self._client.stream("GET", url, headers=dict(headers)) as reply:
-                if reply.url.scheme != "https" and not self._allows_plain:
-                    raise InsecureProtocol
                 yield reply
         except httpx.TooManyRedirects as exc:
             raise RegistryOdd(host=host, reason="one redirect after another") from exc
