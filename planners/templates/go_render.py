@@ -20,7 +20,9 @@ from planners.templates.go_nodes import (
 )
 from planners.templates.go_values import Message, Raw, Value, encoded, is_true, printed, same
 
-MAX_RENDERED = 64 << 20  # characters; nested ranges over many messages multiply
+MAX_RENDERED = 16 << 20  # characters; nested ranges over many messages multiply
+MAX_WORK = 16 << 20  # characters that functions read, nodes included: well below a second
+_NODE_WORK = 64  # what a node costs beside them
 
 
 def rendered(nodes: Sequence[Node], root: Mapping[str, Value]) -> str:
@@ -58,9 +60,17 @@ class _Scope:
 class _Rendering:
     def __init__(self, root: Mapping[str, Value]) -> None:
         self._root = root
+        self._work = 0
+
+    def _spend(self, n_chars: int) -> None:
+        """What prints nothing takes its time too. Raises BadTemplate."""
+        self._work += n_chars
+        if self._work > MAX_WORK:
+            raise BadTemplate("it takes too long")
 
     def texts(self, nodes: Sequence[Node], dot: _Dot, scope: _Scope) -> Iterator[str]:
         for node in nodes:
+            self._spend(_NODE_WORK)
             if isinstance(node, Text):
                 yield node.text
             elif isinstance(node, Output):
@@ -89,6 +99,7 @@ class _Rendering:
         if isinstance(many, str) or not isinstance(many, Sequence):
             raise BadTemplate("it ranges over what is not a list")
         for at, one in enumerate(many):
+            self._spend(_NODE_WORK)
             values = (at, one) if len(block.names) == 2 else (one,)
             inner = _Scope(dict(zip(block.names, values, strict=False)), scope)
             yield from self.texts(block.body, one, inner)
@@ -110,6 +121,7 @@ class _Rendering:
         if call.function in ("and", "or"):
             return self._chosen(call, dot, scope)
         values = [_as_value(self._value(term, dot, scope)) for term in call.arguments]
+        self._spend(_NODE_WORK + sum(len(value) for value in values if isinstance(value, str)))
         first, *others = values
         if call.function == "eq":
             return any([same(first, other) for other in others])

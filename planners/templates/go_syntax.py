@@ -32,6 +32,7 @@ from planners.templates.go_nodes import (
 FUNCTIONS = frozenset({"and", "eq", "index", "json", "len", "not", "or"})
 MAX_BYTES = 64 << 10  # the longest of Ollama's library is 9 kB
 MAX_DEPTH = 32  # of blocks and parentheses within each other
+MAX_TERM_DEPTH = 64  # of calls and fields within each other, as a pipe puts them too
 
 _BLANK = " \t\r\n"  # what a trim marker eats
 _ACTION = re.compile(
@@ -45,7 +46,7 @@ _TOKEN = re.compile(
     r"""\s*(?:
     (?P<text>"(?:\\.|[^"\\\n])*")
   | (?P<raw>`[^`]*`)
-  | (?P<number>-?\d+)(?![\w.])
+  | (?P<number>-?[0-9]{1,18})(?![\w.])
   | (?P<variable>\$\w*(?:\.[A-Za-z_]\w*)*)
   | (?P<field>(?:\.[A-Za-z_]\w*)+)
   | (?P<dot>\.)(?![\w.])
@@ -196,6 +197,8 @@ class _Tokens:
             raise BadTemplate(
                 f"{self._tokens[self._at][1]!r} is out of place in {self._body[:80]!r}"
             )
+        if _depth(term) > MAX_TERM_DEPTH:
+            raise BadTemplate(f"{self._body[:80]!r} goes deeper than {MAX_TERM_DEPTH}")
         return term
 
     def _next_kind(self) -> str | None:
@@ -270,6 +273,24 @@ class _Tokens:
         return Call(word, _counted(word, ()))
 
 
+def _depth(term: Term) -> int:
+    """Of terms within each other. Looked at level by level: recursion is what it keeps safe."""
+    depth, level = 0, [term]
+    while level:
+        depth += 1
+        level = [inner for one in level for inner in _within(one)]
+    return depth
+
+
+def _within(term: Term) -> tuple[Term, ...]:
+    match term:
+        case Field(of=of):
+            return (of,)
+        case Call(arguments=arguments):
+            return arguments
+    return ()
+
+
 def _fields(term: Term, names: str) -> Term:
     """`term.A.B` of ".A.B"."""
     for name in names.split(".")[1:]:
@@ -308,7 +329,8 @@ def _unquoted(text: str) -> str:
     """A Go string in quotes. Raises BadTemplate for an escape of bytes, or that Go has not."""
     if any(bad[1] is not None for bad in _ESCAPE.finditer(text)):
         raise BadTemplate(f"the string {text[:80]} has an escape that is not known here")
-    value = ast.literal_eval(text)
+    # Python reads no line that has these in it as they are; Go does.
+    value = ast.literal_eval(text.replace("\r", "\\r").replace("\0", "\\x00"))
     assert isinstance(value, str)
     if any("\ud800" <= char <= "\udfff" for char in value):
         raise BadTemplate(f"the string {text[:80]} is no Unicode")

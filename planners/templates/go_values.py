@@ -10,7 +10,7 @@ from planners.templates.go_nodes import BadTemplate
 NO_VALUE = "<no value>"
 """What Go prints where there is nothing."""
 
-_HTML = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
+_HTML = {char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 """What Go's encoding/json escapes so that JSON may stand in a page."""
 
 
@@ -66,7 +66,10 @@ def printed(value: Value) -> str:
 
 def encoded(value: Value) -> str:
     """As JSON. Raises BadTemplate for messages, whose JSON is Go's own business."""
-    return msgspec.json.encode(_plain(value)).decode().translate(_HTML)
+    text = msgspec.json.encode(_plain(value)).decode()
+    for char, escape in _HTML.items():  # str.translate takes twenty times as long
+        text = text.replace(char, escape)
+    return text
 
 
 def _plain(value: Value) -> object:

@@ -79,6 +79,8 @@ _ITEMS = {Kind.MESSAGES: Kind.MESSAGE, Kind.TOOLS: Kind.TOOL, Kind.CALLS: Kind.C
 _SENT = (Kind.TOOLS, Kind.TOOL, Kind.CALLS, Kind.CALL, Kind.FUNCTION, Kind.JSON)
 """What came as JSON."""
 _PRINTED_AS_JSON = (Kind.TOOLS, Kind.TOOL, Kind.JSON)
+MAX_EXPRESSION = 64 << 10  # characters: `or` and `and` say their arguments twice
+MAX_JINJA = 1 << 20  # characters; a template of Ollama's library comes to 10 thousand
 _ALWAYS = (Kind.MESSAGE, Kind.TOOL, Kind.CALL, Kind.FUNCTION, Kind.ROOT)
 """Never empty."""
 _NIL = _Value("none", Kind.NIL)
@@ -176,7 +178,13 @@ class _Writer:
 
     def written(self, nodes: Sequence[Node]) -> str:
         everything = _Value("", Kind.ROOT)
-        return "".join(self._nodes(nodes, everything, _Scope({"$": everything})))
+        parts, n_chars = [], 0
+        for part in self._nodes(nodes, everything, _Scope({"$": everything})):
+            n_chars += len(part)
+            if n_chars > MAX_JINJA:
+                raise BadTemplate(f"it comes to more than {MAX_JINJA} characters of Jinja")
+            parts.append(part)
+        return "".join(parts)
 
     def _nodes(self, nodes: Sequence[Node], dot: _Value, scope: _Scope) -> Iterator[str]:
         for node in nodes:
@@ -256,7 +264,10 @@ class _Writer:
             return scope.find(term.name)
         if isinstance(term, Field):
             return self._field(self._value(term.of, dot, scope), term.name)
-        return _called(term.function, [self._value(one, dot, scope) for one in term.arguments])
+        value = _called(term.function, [self._value(one, dot, scope) for one in term.arguments])
+        if len(value.text) > MAX_EXPRESSION:
+            raise BadTemplate("one of its expressions comes to too much Jinja")
+        return value
 
     def _field(self, of: _Value, name: str) -> _Value:
         if of.kind is Kind.ROOT:

@@ -5,7 +5,7 @@ file system can.
 """
 
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -21,20 +21,28 @@ from supervisor.models.gguf_files import FileStat, ModelFile, read_model, stat_o
 from supervisor.store.blobs import Incoming, check_room, linked
 from supervisor.store.digests import Digest
 from supervisor.store.errors import BlobMissing, NotStorable
-from supervisor.store.layout import blob_path, manifest_path, read_recipe, read_whole
+from supervisor.store.layout import (
+    MAX_TEXT_BYTES,
+    blob_path,
+    manifest_path,
+    read_recipe,
+    read_whole,
+)
 from supervisor.store.manifest import (
     ADAPTER,
     CONFIG_TYPE,
+    MAX_LAYERS,
     MAX_MANIFEST_BYTES,
     MODEL,
     PROJECTOR,
     Layer,
     Manifest,
+    digest_of,
 )
 from supervisor.store.names import StoreName, parse_name
 from supervisor.store.own_store import OwnStore
 from supervisor.store.progress import Progress, Told, Work
-from supervisor.store.recipes import Creation, config_of, kept, manifest_of, rootfs, texts
+from supervisor.store.recipes import Creation, Text, config_of, kept, manifest_of, rootfs, texts
 from supervisor.store.threads import StoreThreads
 
 MERGE = "it is split into parts; merge them with `llama-gguf-split --merge` first"
@@ -101,10 +109,11 @@ class Making:
     async def dress(self, asked: Creation) -> AsyncIterator[Progress]:
         """The texts that were asked for, over those of the base."""
         before, self.layers = self.layers, kept(self.layers, asked)
-        for text in texts(asked, dict(self.base.parameters)):
-            layer = await self._threads.run(self._store.put_blob, text.media_type, text.data)
+        new = texts(asked, dict(self.base.parameters))
+        _check_readable(len(self.layers), new)
+        for text in new:
+            layer = await self._put(text.media_type, text.data)
             yield Progress(f"creating new layer {layer.digest}")
-            self._hold(layer)
             self.layers += (layer,)
         if self.layers != before or asked.config:
             self._config_layer = None
@@ -202,8 +211,25 @@ class Making:
         self._config = told if isinstance(told, dict) else {}
 
     async def _written_config(self) -> Layer:
-        told = self._config | {"rootfs": rootfs(self.layers)}
-        return await self._threads.run(self._store.put_blob, CONFIG_TYPE, msgspec.json.encode(told))
+        data = msgspec.json.encode(self._config | {"rootfs": rootfs(self.layers)})
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise NotStorable(f"its configuration is longer than {MAX_MANIFEST_BYTES} bytes")
+        return await self._put(CONFIG_TYPE, data)
+
+    async def _put(self, media_type: str, data: bytes) -> Layer:
+        """A small blob. Held before it is there: it may be the last of a model that goes now."""
+        self._hold(Layer(media_type, digest_of(data), len(data)))
+        return await self._threads.run(self._store.put_blob, media_type, data)
+
+
+def _check_readable(n_kept: int, new: Sequence[Text]) -> None:
+    """Raises NotStorable for what no reader of a store would take: nobody could use the model."""
+    if n_kept + len(new) > MAX_LAYERS:
+        raise NotStorable(f"the model would have more than {MAX_LAYERS} layers")
+    for text in new:
+        if len(text.data) > MAX_TEXT_BYTES:
+            kind = text.media_type.rpartition(".")[2]
+            raise NotStorable(f"the model's {kind} would be longer than {MAX_TEXT_BYTES} bytes")
 
 
 def _info(file: FileStat) -> ModelInfo:

@@ -128,7 +128,8 @@ class OwnStore:
         with Unwritten(path):
             for folder in reversed(path.parents[:DEPTH]):
                 folder.mkdir(mode=0o700, exist_ok=True)
-            with open(fresh, "wb", opener=private) as stream:
+            fresh.unlink(missing_ok=True)  # never opened: a pipe would wait, a link lead elsewhere
+            with open(fresh, "xb", opener=private) as stream:
                 stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -155,8 +156,13 @@ class OwnStore:
         return True
 
     def names(self) -> Iterator[StoreName]:
-        """Every model that is there."""
-        return (file.name for file in manifest_files(self.folder))
+        """Every model that is there; none where the folder is gone. Raises CannotLook."""
+        try:
+            yield from (file.name for file in manifest_files(self.folder))
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            raise CannotLook(path=str(self._manifests), why=exc.strerror or str(exc)) from exc
 
     def _read(self, path: Path) -> Manifest | None:
         with suppress(FileNotFoundError, NotADirectoryError, BadManifest, CannotLook):
@@ -166,7 +172,11 @@ class OwnStore:
     def _used(self) -> set[Digest] | None:
         """Every digest that a manifest names; None where one cannot be read: it may name any."""
         used: set[Digest] = set()
-        for file in manifest_files(self.folder):
+        try:
+            files = tuple(manifest_files(self.folder))
+        except OSError:
+            return None
+        for file in files:
             manifest = self._read(Path(file.path))
             if manifest is None:
                 return None

@@ -75,7 +75,9 @@ class Partial:
             if not self.parts:
                 self._path.unlink(missing_ok=True)
                 self.parts = list(parts_of(self.size_bytes, self._part_bytes))
-            self._file = private(str(self._path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            self._file = private(
+                str(self._path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            )
             os.ftruncate(self._file, self.size_bytes)
 
     def as_one(self) -> None:

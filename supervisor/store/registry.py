@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from ipaddress import ip_address
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 import msgspec
 
@@ -114,7 +114,7 @@ class Registry:
         """Get a token where the challenge says. Raises PullError."""
         scheme, _, rest = challenge.partition(" ")
         told = dict(_PARAMETER.findall(rest))
-        realm = urlsplit(told.pop("realm", ""))
+        realm = self._realm(told.pop("realm", ""))
         if scheme.lower() != "bearer" or not realm.netloc:
             raise RegistryRefused(host=self.host, status=401, told="unauthorized")
         is_same = realm.hostname == urlsplit(self._base).hostname
@@ -133,9 +133,19 @@ class Registry:
             raise RegistryRefused(host=self.host, status=answer.status, told="no token is given")
         try:
             token = msgspec.json.decode(answer.body, type=_Token)
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise RegistryOdd(host=self.host, reason="no token where one was asked for") from exc
         self._token = f"Bearer {token.token or token.access_token}"
+        if not (self._token.isascii() and self._token.isprintable()):
+            self._token = ""
+            raise RegistryOdd(host=self.host, reason="a token that no header can hold")
+
+    def _realm(self, url: str) -> SplitResult:
+        """Where a challenge says that tokens are. Raises RegistryOdd."""
+        try:
+            return urlsplit(url)
+        except ValueError as exc:
+            raise RegistryOdd(host=self.host, reason="no address to get a token at") from exc
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class Web:
         self, url: str, *, headers: Mapping[str, str], most_bytes: int, limit_s: float
     ) -> Answer:
         """A small reply of any status. Raises PullError."""
-        host = httpx.URL(url).host
+        host = _host(url)
         try:
             async with (
                 asyncio.timeout(limit_s),
@@ -80,13 +80,14 @@ class Web:
 
     @asynccontextmanager
     async def _opened(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[httpx.Response]:
-        host = httpx.URL(url).host
+        host = _host(url)
         try:
             async with self._client.stream("GET", url, headers=dict(headers)) as reply:
                 yield reply
         except httpx.TooManyRedirects as exc:
             raise RegistryOdd(host=host, reason="one redirect after another") from exc
-        except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError) as exc:
+        except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError, UnicodeError) as exc:
+            # UnicodeError: idna's, of a host that it is led to.
             raise Unreachable(host=host, why=str(exc) or type(exc).__name__) from exc
 
     async def pieces(
@@ -99,6 +100,14 @@ class Web:
             async for chunk in reply.aiter_raw():
                 yield at, chunk
                 at += len(chunk)
+
+
+def _host(url: str) -> str:
+    """Whose an address is. Raises Unreachable for one that leads nowhere."""
+    try:
+        return httpx.URL(url).host
+    except (httpx.InvalidURL, UnicodeError) as exc:
+        raise Unreachable(host=url[:MAX_TOLD], why=str(exc)) from exc
 
 
 async def _place(reply: httpx.Response, *, first: int, last: int, total_bytes: int) -> int:

@@ -46,6 +46,10 @@ class Faults:
     piece_bytes: int = 16 << 10
     """Of a blob, sent at once."""
     needs_token: bool = False
+    token: str = TOKEN
+    """What is given where one is asked for; no other than the usual one is taken."""
+    realm: str = ""
+    """Where to ask for it instead."""
     moves: bool = False
     """Blobs are at another host."""
     ignores_ranges: bool = False
@@ -118,12 +122,13 @@ class FakeRegistry:
         self.asked.append(asked)
         path = asked.path.partition("?")[0]
         if path == "/token":
-            return await _reply(writer, 200, json.dumps({"token": TOKEN}).encode())
+            return await _reply(writer, 200, json.dumps({"token": self.faults.token}).encode())
         if path.startswith("/elsewhere/"):
             return await self._send_blob(asked, path.rpartition("/")[2], writer)
         if self.faults.needs_token and asked.headers.get("authorization") != f"Bearer {TOKEN}":
-            realm = f'Bearer realm="http://127.0.0.1:{self.port}/token",service="s",scope="a b"'
-            return await _reply(writer, 401, b"{}", {"WWW-Authenticate": realm})
+            at = self.faults.realm or f"http://127.0.0.1:{self.port}/token"
+            challenge = f'Bearer realm="{at}",service="s",scope="a b"'
+            return await _reply(writer, 401, b"{}", {"WWW-Authenticate": challenge})
         if path in self.manifests:
             return await _reply(writer, 200, self.manifests[path])
         if "/blobs/" in path:

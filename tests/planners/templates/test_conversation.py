@@ -70,3 +70,18 @@ def test_a_template_that_multiplies_is_stopped() -> None:
 def test_what_go_would_stop_at_is_refused(source: str, says: str) -> None:
     with pytest.raises(BadTemplate, match=says):
         prompt(read(source), [Said("user", "hello")])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{{ range $.Messages }}" * 20 + "{{ end }}" * 20,
+        '{{ if eq (json $.System) "a" }}{{ end }}' * 500,
+    ],
+    ids=["ranges within ranges", "a long text encoded again and again"],
+)
+def test_a_template_that_prints_nothing_and_never_ends_is_refused(body: str) -> None:
+    said = [Said("system", "a" * 1_000_000), Said("user", "b"), Said("assistant", "c")]
+
+    with pytest.raises(BadTemplate, match="takes too long"):
+        prompt(read("{{ range .Messages }}" + body + "{{ end }}"), said)

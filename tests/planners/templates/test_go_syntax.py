@@ -114,3 +114,21 @@ _PIECES = st.sampled_from(
 def test_any_text_is_read_or_refused(source: str) -> None:
     with suppress(BadTemplate):
         parsed(source)
+
+
+def test_strings_hold_what_go_lets_stand_in_them() -> None:
+    assert parsed('{{ "a\rb\0c" }}') == (Output(Literal("a\rb\0c")),)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [".A" + ".b" * 20_000, ".A" + " | not" * 10_000, "(" * 30 + ".A" + ")" * 30 + ".b" * 70],
+)
+def test_what_goes_too_deep_to_be_walked_is_refused(action: str) -> None:
+    with pytest.raises(BadTemplate, match="deeper"):
+        parsed(f"{{{{ {action} }}}}")
+
+
+def test_a_number_that_is_none_of_gos_is_refused() -> None:
+    with pytest.raises(Unknown):
+        parsed("{{ " + "9" * 5000 + " }}")

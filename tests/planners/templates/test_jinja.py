@@ -88,3 +88,20 @@ def test_text_that_looks_like_jinja_stays_text() -> None:
     made = jinja(read("{% x %}{# y #}{{ .Prompt }}"))
 
     assert '{{- "{% x %}{# y #}" -}}' in made
+
+
+@pytest.mark.parametrize(
+    "action",
+    ["(or " * 31 + ".System" + ' "a")' * 31, "(eq " * 31 + "true" + " true true true)" * 31],
+    ids=["or", "eq"],
+)
+def test_an_expression_that_doubles_with_every_step_is_refused(action: str) -> None:
+    with pytest.raises(BadTemplate, match="too much"):
+        jinja(read("{{ range .Messages }}{{ end }}{{ if " + action + " }}{{ end }}"))
+
+
+def test_a_template_that_comes_to_too_much_jinja_is_refused() -> None:
+    half = "{{ if " + "(or " * 10 + ".System" + ' "a")' * 10 + " }}{{ end }}"
+
+    with pytest.raises(BadTemplate, match="characters of Jinja"):
+        jinja(read("{{ range .Messages }}{{ end }}" + half * 500))

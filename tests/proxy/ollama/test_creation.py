@@ -11,6 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from supervisor.store.manifest import digest_of
+from supervisor.store.names import parse_name
+from supervisor.store.recipes import Creation
 from tests.fakes.gguf_writer import gguf, put, split_gguf
 from tests.fakes.kept_store import ShelfFleet
 from tests.fakes.ollama_store import OllamaStore, as_it_lies
@@ -27,7 +30,7 @@ async def client(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     fleet = ShelfFleet(folder)
     put(fleet.dir, "tiny.gguf")
     await fleet.catalogue.scan()
-    roomy = replace(SETTINGS, max_body_bytes=4 << 20)
+    roomy = replace(SETTINGS, max_body_bytes=8 << 20)
     async with serving(fleet, store=fleet.store, settings=roomy) as at:
         yield at.client
 
@@ -239,3 +242,41 @@ async def test_a_model_made_anew_takes_the_place_of_the_old_and_leaves_no_blob(
 
     assert shown["system"] == "two"
     assert b"one" not in as_it_lies(tmp_path / "store").values()
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"license": [str(n) for n in range(1100)]}, "more than 1024 layers"),
+        ({"messages": [{"role": "user", "content": "\u0001" * 800_000}]}, "messages would be"),
+        ({"requires": "a" * 1_100_000}, "configuration is longer"),
+    ],
+    ids=["layers", "messages", "configuration"],
+)
+async def test_a_model_that_nobody_could_read_is_not_made(
+    tmp_path: Path, more: dict[str, Any], says: str
+) -> None:
+    async with client(tmp_path) as http:
+        asked = {"model": "new", "from": "tiny", "stream": False, **more}
+        reply = await http.post("/api/create", json=asked)
+        shown = await http.post("/api/show", json={"model": "new"})
+
+    assert (reply.status_code, shown.status_code) == (400, 404), reply.text
+    assert says in reply.json()["error"]
+
+
+async def test_a_text_stays_for_a_model_in_the_making_when_the_last_that_had_it_goes(
+    tmp_path: Path,
+) -> None:
+    fleet = ShelfFleet(tmp_path)
+    put(fleet.dir, "tiny.gguf")
+    await fleet.catalogue.scan()
+    asked = Creation(parse_name("new"), base="tiny", system="Be brief.")
+    async with fleet.store.opened():
+        async for _ in fleet.store.create(replace(asked, name=parse_name("old"))):
+            pass
+        async for line in fleet.store.create(asked):
+            if line.status.startswith(f"creating new layer {digest_of(b'Be brief.')}"):
+                await fleet.store.delete("old")
+
+    assert line.status == "success"

@@ -174,6 +174,36 @@ async def test_the_bytes_that_came_before_a_cut_are_not_fetched_again(tmp_path: 
     assert at.registry.served_bytes[digest] == len(LARGE)
 
 
+@pytest.mark.parametrize(
+    ("faults", "says"),
+    [
+        (Faults(needs_token=True, token="caf\u00e9"), "a token that no header can hold"),
+        (Faults(needs_token=True, token="a\r\nb: c"), "a token that no header can hold"),
+        (Faults(needs_token=True, realm="http://[bad"), "no address to get a token at"),
+        (Faults(needs_token=True, realm="http://127.0.0.1:port/t"), "Invalid port"),
+    ],
+    ids=["letters", "line ends", "an address of no host", "an address of no port"],
+)
+async def test_a_registry_that_asks_for_nonsense_is_told_of(
+    tmp_path: Path, faults: Faults, says: str
+) -> None:
+    async with puller(tmp_path, faults) as at:
+        at.registry.add()
+        told = {"model": at.registry.name(), "insecure": True, "stream": False}
+        reply = await at.client.post("/api/pull", json=told)
+
+    assert says in reply.json()["error"], reply.text
+    assert not at.stored()
+
+
+async def test_a_name_whose_host_is_no_address_is_told_of(tmp_path: Path) -> None:
+    async with puller(tmp_path, Faults()) as at:
+        told = {"model": "127.0.0.1:1:2/library/tiny", "insecure": True, "stream": False}
+        reply = await at.client.post("/api/pull", json=told)
+
+    assert "cannot be reached" in reply.json()["error"], reply.text
+
+
 async def test_a_token_is_not_told_to_the_host_that_a_redirect_leads_to(tmp_path: Path) -> None:
     async with puller(tmp_path, Faults(moves=True, needs_token=True)) as at:
         at.registry.add(weights=LARGE)

@@ -1,6 +1,7 @@
 """supervisor.store.own_store: manifests and blobs come whole and go together."""
 
 import os
+import shutil
 import stat
 import time
 from collections.abc import Callable
@@ -9,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.models.gguf_files import CannotLook
 from supervisor.store.blobs import KEPT_FREE_BYTES, Incoming, check_room, linked
 from supervisor.store.digests import Digest
-from supervisor.store.errors import BlobMissing, DigestMismatch, NoRoom
+from supervisor.store.errors import BlobMissing, DigestMismatch, NoRoom, Unwritable
 from supervisor.store.manifest import CONFIG_TYPE, MODEL, SYSTEM, Layer, Manifest, digest_of
 from supervisor.store.names import parse_name
 from supervisor.store.own_store import OwnStore
+from supervisor.store.partial import Partial
 from tests.fakes.ollama_store import as_it_lies
 
 TINY, OTHER = parse_name("tiny"), parse_name("me/other:1")
@@ -258,3 +261,57 @@ def test_beside_a_manifest_that_cannot_be_read_no_blob_is_taken_for_unused(
     OwnStore(store.folder).open()
 
     assert blobs(store) == {b"one", b"{}"}
+
+
+def test_a_store_that_somebody_removed_has_no_models(store: OwnStore) -> None:
+    put(store, "tiny", b"one")
+    shutil.rmtree(store.folder)
+
+    assert (store.has(TINY), store.manifest(TINY), store.remove(TINY)) == (False, None, False)
+    with pytest.raises(Unwritable):
+        put(store, "tiny", b"one")
+
+
+def test_a_store_that_cannot_be_searched_says_so(store: OwnStore) -> None:
+    Path(store.folder, "manifests").rmdir()
+    Path(store.folder, "manifests").write_text("no folder")
+
+    with pytest.raises(CannotLook):
+        store.has(TINY)
+
+
+@pytest.mark.parametrize("kind", ["a link", "a pipe"])
+def test_what_lies_where_a_manifest_is_written_first_is_not_written_to(
+    store: OwnStore, tmp_path: Path, kind: str
+) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    aside = Path(store.folder, "manifests", *TINY.path[:3], f".incoming-{TINY.tag}")
+    aside.parent.mkdir(parents=True)
+    if kind == "a link":
+        aside.symlink_to(outside)
+    else:
+        os.mkfifo(aside)
+
+    manifest = put(store, "tiny", b"one")
+
+    assert store.manifest(TINY) == manifest
+    assert outside.read_text() == "mine"
+
+
+def test_an_unfinished_download_that_leads_elsewhere_is_not_written_to(
+    store: OwnStore, tmp_path: Path
+) -> None:
+    outside, digest = tmp_path / "outside", digest_of(b"one")
+    outside.write_text("mine")
+    partial = Partial(store.folder, digest, size_bytes=4, part_bytes=4)
+    partial.open()
+    partial.note()
+    partial.close()
+    path = Path(store.folder, "blobs", f"{digest.file_name}-partial")
+    path.unlink()
+    path.symlink_to(outside)
+
+    with pytest.raises(Unwritable):
+        Partial(store.folder, digest, size_bytes=4, part_bytes=4).open()
+    assert outside.read_text() == "mine"
