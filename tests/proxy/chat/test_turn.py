@@ -251,7 +251,7 @@ async def test_too_long_a_prompt_is_refused_with_the_numbers(
     for refused in (reply, bound):
         assert (refused.status_code, error_in(refused)["type"]) == (400, "invalid_request_error")
     assert "the prompt of 201 tokens exceeds the context of 128 " in error_in(reply)["message"]
-    assert "num_ctx of 100" in error_in(bound)["message"]
+    assert "context of 100" in error_in(bound)["message"]
 
 
 @DIALECTS
