@@ -57,7 +57,7 @@ async def test_what_is_over_its_own_num_ctx_is_refused_with_the_numbers(
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (400, "context_length_exceeded")
     assert says in error["message"]
-    assert "num_ctx of 3 tokens" in error["message"]
+    assert "context of 3 tokens" in error["message"]
 
 
 @pytest.mark.parametrize(
