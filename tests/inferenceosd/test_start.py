@@ -3,12 +3,22 @@
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from scripts.started_daemon import started_daemon
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose path is short enough for the sockets within it."""
+    with tempfile.TemporaryDirectory(prefix="ios-") as folder:
+        yield Path(folder)
+
 
 WITHIN_S = 30.0
 
@@ -34,8 +44,8 @@ def test_signals_are_heeded_before_anything_of_weight_is_imported() -> None:
     assert found.stdout.split() == ["False", "False"]
 
 
-def test_a_sighup_in_the_first_moment_has_the_daemon_read_its_file_again(tmp_path: Path) -> None:
-    with started_daemon(tmp_path, model_dirs=()) as daemon:
+def test_a_sighup_in_the_first_moment_has_the_daemon_read_its_file_again(short: Path) -> None:
+    with started_daemon(short, model_dirs=()) as daemon:
         until_heeding(daemon.process.pid, signal.SIGHUP)
 
         daemon.process.send_signal(signal.SIGHUP)
@@ -51,9 +61,9 @@ def test_a_sighup_in_the_first_moment_has_the_daemon_read_its_file_again(tmp_pat
 
 @pytest.mark.parametrize("after", [(), (signal.SIGHUP,)], ids=["alone", "after SIGHUP"])
 def test_a_stop_in_the_first_moment_is_one_that_was_asked_for(
-    tmp_path: Path, after: tuple[signal.Signals, ...]
+    short: Path, after: tuple[signal.Signals, ...]
 ) -> None:
-    with started_daemon(tmp_path, model_dirs=()) as daemon:
+    with started_daemon(short, model_dirs=()) as daemon:
         until_heeding(daemon.process.pid, signal.SIGTERM)
 
         for number in (*after, signal.SIGTERM):
