@@ -61,7 +61,7 @@ class StoreKeeper:
     async def opened(self) -> AsyncIterator[None]:
         """Within, the store may be changed; what a killed daemon left in it is cleared first."""
         async with asyncio.TaskGroup() as self._tasks:
-            self._tasks.create_task(self._open(), name="store")
+            self._threads.opening = self._tasks.create_task(self._open(), name="store")
             try:
                 yield
             finally:

@@ -16,6 +16,8 @@ class StoreThreads:
 
     def __init__(self) -> None:
         self._store = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+        self.opening: asyncio.Task[None] | None = None
+        """Clears away what a killed daemon left: until then, nothing is written that looks so."""
         self.bulk = ThreadPoolExecutor(max_workers=MOST_BULKY, thread_name_prefix="store-bytes")
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -24,6 +26,8 @@ class StoreThreads:
         return await loop.run_in_executor(self._store, lambda: function(*args, **kwargs))
 
     async def move(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Likewise, but beside others."""
+        """Likewise, but beside others, once the store is open."""
+        if self.opening is not None and not self.opening.done():
+            await asyncio.wait({self.opening})
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.bulk, lambda: function(*args, **kwargs))
