@@ -32,6 +32,14 @@ LONG = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _interrupts() -> Iterator[None]:
+    """Children heed Ctrl-C, though these tests may themselves run behind a shell that does not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def brief(daemon: StartedDaemon) -> str:
     """The name of the same model, which says the same again and not much."""
