@@ -66,37 +66,36 @@ def remove_leftovers(mark: str, *, within_s: float) -> tuple[Leftover, ...]:
 
 
 def _next_ours(mark: str, marked: set[int]) -> list[psutil.Process]:
-    """What carries the mark and was not found before; `marked` takes all that was ever found.
+    """What is ours and was not found before; `marked` takes all that was ever found.
 
-    Asked until there is nothing: a process in the midst of its exec has no environment for that
-    moment, and one that was just forked is in no list.
+    Asked until there is nothing: one that was just forked is in no list.
     """
-    found = [
-        process
-        for process in psutil.process_iter()
-        if process.pid not in marked and _carries(process, mark)
-    ]
-    marked.update(process.pid for process in found)
-    return [process for process in found if _leads_its_session(process, marked)]
+    new = [p for p in psutil.process_iter() if p.pid not in marked and p.pid != os.getpid()]
+    carriers = {process.pid for process in new if _carries(process, mark)}
+    marked |= carriers
+    ours = [process for process in new if _is_ours(process.pid, carriers, marked)]
+    marked.update(process.pid for process in ours)
+    return ours
 
 
 def _carries(process: psutil.Process, mark: str) -> bool:
     try:
-        return process.pid != os.getpid() and process.environ().get(MARK) == mark
+        return process.environ().get(MARK) == mark
     except psutil.Error:  # another user's, or gone meanwhile
         return False
 
 
-def _leads_its_session(process: psutil.Process, marked: set[int]) -> bool:
-    """False for a stranger's copy of a child's environment: that runs in the stranger's session.
+def _is_ours(pid: int, carriers: set[int], marked: set[int]) -> bool:
+    """Ours lead sessions of their own, and whatever they started belongs to those.
 
-    Ours lead sessions of their own; what they started belongs to those.
+    So a process in the midst of its exec is known too, which has no environment for that moment;
+    and a stranger's copy of a child's environment is not taken: it is in the stranger's session.
     """
     try:
-        leader = os.getsid(process.pid)
+        leader = os.getsid(pid)
     except ProcessLookupError:
         return False
-    return leader in marked or not psutil.pid_exists(leader)
+    return leader in marked or (pid in carriers and not psutil.pid_exists(leader))
 
 
 def _killed(process: psutil.Process) -> Leftover | None:

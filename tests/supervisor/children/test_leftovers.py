@@ -74,6 +74,20 @@ def test_what_a_leftover_started_goes_with_it(mark: str, start: Start) -> None:
     assert len(remove_leftovers(mark, within_s=5.0)) == 2
 
 
+def test_what_a_leftover_started_goes_with_it_where_it_shows_no_environment(
+    mark: str, start: Start
+) -> None:
+    """As in the midst of its exec, which lasts where cores are rare."""
+    code = (
+        "import subprocess, sys;"
+        "child = subprocess.Popen(['sleep', '60'], env={}); print(child.pid, flush=True);"
+        "sys.stdin.read()"
+    )
+    start(mark=mark, code=code)
+
+    assert len(remove_leftovers(mark, within_s=5.0)) == 2
+
+
 def test_what_is_started_while_leftovers_are_removed_goes_as_well(mark: str, start: Start) -> None:
     code = "import subprocess; print(flush=True)\nwhile True: subprocess.Popen(['sleep', '60'])"
     pids = [start(mark=mark, code=code) for _ in range(4)]
