@@ -1,6 +1,8 @@
 """What tests ask of processes that they do not own."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import psutil
 
@@ -18,3 +20,14 @@ async def until_gone(pid: int, *, within_s: float = 5.0) -> None:
     async with asyncio.timeout(within_s):
         while not is_gone(pid):
             await asyncio.sleep(0.01)
+
+
+@contextmanager
+def standing_still(process: psutil.Process) -> Iterator[psutil.Process]:
+    """Stopped for as long as the block lasts, which may also be the end of it."""
+    process.suspend()
+    try:
+        yield process
+    finally:
+        with suppress(psutil.NoSuchProcess):  # asking first would be too early
+            process.resume()

@@ -17,6 +17,7 @@ import pytest
 from scripts.started_daemon import StartedDaemon, started_daemon
 from tests.fakes.chat_templates import with_template
 from tests.fakes.forms import BEGINNING, FORMS, OF_A_TEMPLATE, RAW, heard
+from tests.fakes.processes import standing_still
 from tests.fakes.real_engine import quickstart_model
 
 WITHIN_S = 120.0
@@ -112,13 +113,8 @@ def whole(daemon: StartedDaemon, model: str, route: str, body: dict[str, Any], b
 def halted(daemon: StartedDaemon) -> Iterator[psutil.Process]:
     """The one child, which stands still for as long as the block lasts."""
     (instance,) = daemon.status()["instances"]
-    child = psutil.Process(instance["pid"])
-    child.suspend()
-    try:
+    with standing_still(psutil.Process(instance["pid"])) as child:
         yield child
-    finally:
-        if child.is_running():
-            child.resume()
 
 
 def move(daemon: StartedDaemon, threads: ThreadPoolExecutor, model: str) -> Future[Any]:

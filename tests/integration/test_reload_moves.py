@@ -18,6 +18,7 @@ import pytest
 
 from scripts.started_daemon import StartedDaemon, started_daemon
 from supervisor.engines.quickstart import packaged_engine
+from tests.fakes.processes import standing_still
 from tests.fakes.rpc_servers import rpc_server
 from tests.integration.conftest import Start
 from tests.integration.streams import (
@@ -114,17 +115,13 @@ def halted(
 ) -> Iterator[tuple[dict[str, Any], list[Stream]]]:
     """The instance, and streams that it has begun: it stands still until its move has begun."""
     instance = only(daemon)
-    process = psutil.Process(instance["pid"])
     streams = begun(daemon, threads)
-    process.suspend()
-    try:
+    with standing_still(psutil.Process(instance["pid"])):
         yield instance, streams
         give_up_s = time.monotonic() + WITHIN_S
         while not daemon.status()["migrations"]:
             assert time.monotonic() < give_up_s, daemon.log()[-3000:]
             time.sleep(0.01)
-    finally:
-        process.resume()
 
 
 def texts(streams: list[Stream]) -> list[str]:
