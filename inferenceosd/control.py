@@ -6,13 +6,14 @@ import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TypeVar
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from inferenceosd import __version__
 from inferenceosd.commands.recording import recorded_now
@@ -63,8 +64,7 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(Struct, frozen=True):
     """What the daemon is made of, as far as settings reach."""
 
     fleet: Fleet

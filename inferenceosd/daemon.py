@@ -14,11 +14,12 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
 import uvloop
+from msgspec import Struct
+from msgspec.structs import replace
 
 from inferenceosd import __version__
 from inferenceosd.control import Control, Parts
@@ -88,8 +89,7 @@ OPERATORS = Patience(stall_s=24 * 3600.0)  # may leave `inferenceosctl logs -f` 
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Doors:
+class Doors(Struct, frozen=True):
     """Sockets that listen already."""
 
     public: tuple[socket.socket, ...]

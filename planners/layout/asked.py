@@ -1,6 +1,7 @@
 """What a model and its operator ask of a launch: slots, contexts, batches, cache types."""
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.errors import PlanError
 from planners.ggml.types import CACHE_TYPES
@@ -25,8 +26,7 @@ AUTOMATIC_TYPES = ("f16", "q8_0")  # half the bytes at a loss that perplexity ha
 NO_FLASH_ATTENTION = ("grok",)  # llama-context.cpp turns it off for these
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """What placement may choose from."""
 
     n_parallel: int

@@ -1,7 +1,8 @@
 """A plan's decisions with their numbers, and what each concession costs; for people and scripts."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from planners.graph.compute import MARGIN_SHARE, device_compute_bytes
 from planners.graph.kv_cache import LaunchShape, kv_cache_bytes, state_bytes

@@ -10,10 +10,10 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
+from msgspec import Struct
 from sqlite_utils import Database
 
 from supervisor.errors import SupervisorError
@@ -34,8 +34,7 @@ Row = Mapping[str, Cell]
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """A table's shape and bound."""
 
     columns: Mapping[str, type]

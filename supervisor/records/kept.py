@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from supervisor.children.child_logs import FOLDER, ChildLogs, open_child_logs
 from supervisor.records.journal import Journal, open_journal
@@ -12,8 +13,7 @@ from supervisor.records.kept_contexts import KeptContexts
 from supervisor.records.launch_history import LaunchHistory
 
 
-@dataclass(frozen=True, slots=True)
-class Records:
+class Records(Struct, frozen=True):
     """All of them, open."""
 
     journal: Journal

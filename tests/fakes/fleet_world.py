@@ -5,9 +5,11 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypedDict, Unpack
+
+from msgspec.structs import replace
 
 from planners.backends import Engine
 from planners.instances.groups import Group

@@ -25,6 +25,22 @@ def test_a_daemon_starts_without_what_its_first_answer_does_not_need() -> None:
         assert late not in modules
 
 
+def test_no_source_is_compiled_at_a_start_for_what_could_be_a_struct() -> None:
+    dataclasses = printed(
+        "import sys\n"
+        "import inferenceosd.daemon, inferenceosd.settings.config, proxy.admin.routes\n"
+        "ours = ('inferenceosd', 'proxy', 'supervisor', 'planners')\n"
+        "for name, module in list(sys.modules.items()):\n"
+        "    if name.partition('.')[0] in ours:\n"
+        "        for found in vars(module).values():\n"
+        "            if '__dataclass_fields__' in getattr(found, '__dict__', ()):\n"
+        "                if found.__module__ == name and found.__bases__ == (object,):\n"
+        "                    print(f'{name}.{found.__name__}')"
+    )
+
+    assert dataclasses == []
+
+
 def test_a_library_kept_out_of_a_block_can_be_imported_after_it() -> None:
     told = printed(
         "import gc, importlib.util\n"

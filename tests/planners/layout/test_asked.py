@@ -1,6 +1,5 @@
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from planners.errors import PlanError
 from planners.hardware import HOST, DeviceId
