@@ -271,6 +271,10 @@ class _Daemon:
         fleet, control, front, store = self._composed(records, catalogue, pools)
         listen = self._doors.listen
         async with store.opened(), asyncio.TaskGroup() as tasks:
+            closing = asyncio.Event()
+            public = await self._open_door(tasks, front, control, closing)
+            with lean_imports():  # by the journal's thread, which opens its file only now
+                await records.load()
             background = [
                 tasks.create_task(records.write_forever(), name="records"),
                 tasks.create_task(self._watch_folders(catalogue, fleet), name="folders"),
@@ -281,8 +285,6 @@ class _Daemon:
                 tasks.create_task(control.retry_engines(), name="engines of late cards"),
             ]
             running = tasks.create_task(fleet.run(), name="fleet")
-            closing = asyncio.Event()
-            public = await self._open_door(tasks, front, control, closing)
             await found_first(catalogue.scan(), self._stop.wait())
             if self._stop.is_set():
                 front.part()

@@ -21,6 +21,11 @@ class Records(Struct, frozen=True):
     contexts: KeptContexts
     child_logs: ChildLogs
 
+    async def load(self) -> None:
+        """Take in what earlier daemons kept: before anything is planned by it."""
+        await self.history.load()
+        await self.contexts.load()
+
     async def write_forever(self) -> None:
         """Carry all of it to disk until cancelled; open_records writes the rest at its end."""
         async with asyncio.TaskGroup() as tasks:
@@ -35,12 +40,9 @@ class Records(Struct, frozen=True):
 
 @asynccontextmanager
 async def open_records(state_dir: Path) -> AsyncIterator[Records]:
-    """The records in a state folder, with what earlier daemons kept. Run write_forever in it."""
+    """The records in a state folder, empty until they are loaded. Run write_forever in it."""
     async with (
         open_journal(state_dir / "journal.db") as journal,
         open_child_logs(state_dir / FOLDER) as child_logs,
     ):
-        history, contexts = LaunchHistory(journal), KeptContexts(journal)
-        await history.load()
-        await contexts.load()
-        yield Records(journal, history, contexts, child_logs)
+        yield Records(journal, LaunchHistory(journal), KeptContexts(journal), child_logs)

@@ -165,6 +165,7 @@ async def running_world(
     catalogue = Catalogue(dirs=(str(models),), rules=(), defaults=PLAIN)
     await catalogue.scan()
     async with open_records(folder) as records, asyncio.TaskGroup() as tasks:
+        await records.load()
         probe = HardwareProbe((faulty,), RULES, sources=sources)
         fleet = Fleet(
             desired,
