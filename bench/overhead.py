@@ -8,9 +8,12 @@ alike; B against B (the column A/A) says how much of a difference is noise.
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from time import clock_gettime_ns
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bench.wire import Exchange, Wire
 
@@ -28,8 +31,7 @@ class Samples:
     cpu_chunk_s: list[float] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+class Side(Struct, frozen=True):
     """One way to the model, and the processes whose CPU it costs."""
 
     wire: Wire

@@ -6,12 +6,13 @@ devices than one launch can use.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from statistics import median
 from time import process_time
 from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from planners.ggml.layers import MAX_LAYERS
 from planners.graph.reservation import forget

@@ -14,7 +14,7 @@ import random
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -22,6 +22,7 @@ from time import perf_counter
 
 import httpx
 import msgspec
+from msgspec.structs import replace
 
 from inferenceosd.settings.config import Options, read_config
 from planners.argv import child_argv, child_env

@@ -5,31 +5,30 @@ import math
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TypeVar
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from inferenceosd import __version__
 from inferenceosd.commands.recording import recorded_now
 from inferenceosd.door.listening import is_local
 from inferenceosd.door.lock import DoorLock, check_lock
 from inferenceosd.edits import until_written
+from inferenceosd.happened import Happened
+from inferenceosd.known_engines import KnownEngines
 from inferenceosd.logs import configure_logging
 from inferenceosd.settings.changes import changed_settings, concerned_models, needs_restart
 from inferenceosd.settings.config import Config
 from inferenceosd.settings.error import ConfigError
-from planners.backends import Engine, RejectedEngine
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.layout.outlook import NamedTwice, Outlook, asking, each_once, grouped
-from planners.model import ModelId, ServedModel
+from planners.model import ServedModel
 from planners.moving.by_hand import BadMove, ByHand
 from planners.moving.relief import ours_bytes
-from planners.reconcile import NO_ENGINE, launch_key
+from planners.reconcile import launch_key
 from proxy.admin.models import ModelsReport, models_report
 from proxy.admin.move_reports import migration_report, move_report, yield_report
 from proxy.admin.move_requests import MoveRequest, YieldRequest
@@ -41,30 +40,21 @@ from proxy.admin.status import DaemonReport, LockReport, StatusReport, status_re
 from proxy.errors import BadRequest, UnknownModel
 from proxy.telemetry.metrics import Metrics
 from supervisor.desired import Desired
-from supervisor.engines.backends import engines_key, find_engines
 from supervisor.fleet import Fleet
 from supervisor.models.catalogue import Catalogue
 from supervisor.moving.pressure_watch import NoSuchPlace, Yielded
-from supervisor.patience import NoAnswer, PatientReader
 from supervisor.probe import HardwareProbe
-from supervisor.records.follower import Follower
-from supervisor.records.journal import Event
-from supervisor.records.journal_file import JournalUnreadable
 from supervisor.records.kept import Records
 from supervisor.store.keeper import StoreKeeper
 from supervisor.store.names import StoreName
 from supervisor.store.progress import Progress
 
 LOOK_S = 2.0  # cadence of looking whether keys or certificate changed
-ENGINES_S = 2.0  # to look whether a llama-server was replaced: a few stat calls
-SIGN_OF_LIFE_S = 5.0  # cadence of a stream on which nothing happens
 
-T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(Struct, frozen=True):
     """What the daemon is made of, as far as settings reach."""
 
     fleet: Fleet
@@ -92,9 +82,9 @@ class Control:
         self._reread = reread
         self._listen = ", ".join(listen)
         self._started_at = time.time()
-        self._engines: tuple[Engine, ...] | None = None
-        self._engines_key: tuple[str, ...] = ()
-        self._rejected: tuple[RejectedEngine, ...] = ()
+        journal, state_dir = parts.records.journal, Path(config.state_dir)
+        self._engines = KnownEngines(journal, state_dir=state_dir)
+        self._happened = Happened(parts.fleet, parts.records)
         self._changing = asyncio.Lock()
 
     @property
@@ -105,7 +95,7 @@ class Control:
     async def find_engines(self) -> None:
         """Try every llama-server there is and go by those that run."""
         async with self._changing:
-            await self._adopt_engines(self._config)
+            await self._engines.find(self._config)
             self._apply(self._config)
 
     async def retry_engines(self) -> None:
@@ -114,7 +104,7 @@ class Control:
         while True:
             await appeared.wait()
             appeared.clear()
-            if self._rejected:
+            if self._engines.rejected:
                 await self.find_engines()
 
     # What the admin door asks for.
@@ -125,8 +115,8 @@ class Control:
             self._daemon(),
             instances=self._parts.fleet.running(),
             hardware=self._parts.fleet.last_profile,
-            engines=self._engines or (),
-            rejected=self._rejected,
+            engines=self._engines.tried or (),
+            rejected=self._engines.rejected,
             broken=self._parts.catalogue.broken,
             now_s=monotonic(),
             learned=self._parts.records.history.learned,
@@ -288,58 +278,27 @@ class Control:
 
     async def log_lines(self, name: str, *, tail: int) -> LogReport:
         """The last `tail` lines of its process, or of the last one it had, be it on disk alone."""
-        served = self._parts.fleet.resolve(name)
-        model_id = ModelId(name) if served is None else served.model_id
-        lines = await self._parts.records.child_logs.last(model_id, tail)
-        if not lines and served is None:
-            raise UnknownModel(name)
-        return LogReport(model_id, lines or self._parts.fleet.log_lines(model_id, tail))
+        return await self._happened.log_lines(name, tail=tail)
 
     async def follow_log(self, name: str, *, tail: int) -> AsyncIterator[Followed]:
         """The same, and then each line as it is written."""
-        report = await self.log_lines(name, tail=1)
-        return self._log_followed(ModelId(report.model), tail=tail)
-
-    async def _log_followed(self, model_id: ModelId, *, tail: int) -> AsyncIterator[Followed]:
-        logs = self._parts.records.child_logs
-        with logs.following(model_id) as follower:
-            for line in await logs.last(model_id, tail):
-                yield Followed(line=line)
-            async for skipped, now in _unread(follower):
-                yield Followed(line=now, skipped=skipped)
+        return await self._happened.follow_log(name, tail=tail)
 
     async def events(
         self, *, name: str | None, since_s: float | None, limit: int
     ) -> Sequence[EventReport]:
         """The latest `limit` events of the last `since_s` seconds, oldest first."""
-        model_id = await self._known(name)
-        told = await self._parts.records.journal.events(
-            model_id=model_id, since=_since(since_s), limit=limit
-        )
-        return [_event_report(event) for event in told]
+        return await self._happened.events(name=name, since_s=since_s, limit=limit)
 
     async def follow_events(
         self, *, name: str | None, since_s: float | None, limit: int
     ) -> AsyncIterator[Followed]:
         """The same, and then each event as it happens."""
-        return self._events_followed(await self._known(name), since_s=since_s, limit=limit)
-
-    async def _events_followed(
-        self, model_id: ModelId | None, *, since_s: float | None, limit: int
-    ) -> AsyncIterator[Followed]:
-        journal = self._parts.records.journal
-        with journal.following(model_id) as follower:
-            before: Sequence[Event] = ()
-            with suppress(JournalUnreadable):  # what happens from now on is told all the same
-                before = await journal.events(model_id=model_id, since=_since(since_s), limit=limit)
-            for event in before:
-                yield Followed(_event_report(event))
-            async for skipped, now in _unread(follower):
-                yield Followed(None if now is None else _event_report(now), skipped=skipped)
+        return await self._happened.follow_events(name=name, since_s=since_s, limit=limit)
 
     async def forget(self, *, name: str | None, device: str | None) -> ForgetReport:
         """Drop what was learned of a model, of a device, or of all."""
-        model_id = await self._known(name)
+        model_id = await self._happened.known(name)
         device_id = None if device is None else self._device(device)
         what = model_id or device_id or "all"
         launches, requests = await self._parts.records.history.forget(
@@ -350,16 +309,6 @@ class Control:
         log.info("history.forgotten", what=what, launches=launches, requests=requests)
         self._parts.records.journal.record("history.forgotten", model_id=model_id, reason=told)
         return ForgetReport(what, launches, requests, contexts)
-
-    async def _known(self, name: str | None) -> ModelId | None:
-        """The model that is meant, be it one of the past. Raises UnknownModel."""
-        served = None if name is None else self._parts.fleet.resolve(name)
-        if name is None or served is not None:
-            return None if served is None else served.model_id
-        past = ModelId(name)
-        if not await self._parts.records.journal.events(model_id=past, since=0.0, limit=1):
-            raise UnknownModel(name)
-        return past
 
     def _device(self, name: str) -> DeviceId:
         """The device that is meant, by its id, its name, or what an engine calls it."""
@@ -384,8 +333,8 @@ class Control:
 
     async def _replace(self, config: Config) -> ReloadReport:
         before, parts = self._config, self._parts
-        if config.backends != before.backends or await self._were_upgraded(config):
-            await self._adopt_engines(config)
+        if config.backends != before.backends or await self._engines.were_upgraded(config):
+            await self._engines.find(config)
         parts.catalogue.reconfigure(
             dirs=config.model_dirs, rules=config.models, defaults=config.model_defaults
         )
@@ -404,7 +353,7 @@ class Control:
         return report
 
     def _apply(self, config: Config) -> None:
-        self._parts.probe.adopt(self._engines or (), config.placement)
+        self._parts.probe.adopt(self._engines.tried or (), config.placement)
         self._parts.fleet.apply(self._desired(config))
         self._parts.reconfigure_door(config)
 
@@ -412,44 +361,12 @@ class Control:
         """What the fleet goes by; rules for callers mean a key by its id or its name."""
         callers = config.fleet.callers.knowing(self._parts.lock.key_names)
         settings = replace(config.fleet, callers=callers)
-        return Desired(self._engines, config.placement, settings)
+        return Desired(self._engines.tried, config.placement, settings)
 
     def _concerned(self) -> tuple[str, ...]:
         fleet, rules = self._parts.fleet, self._config.placement
         keys = {served.model_id: launch_key(served, rules) for served in fleet.models()}
         return concerned_models(fleet.running(), keys)
-
-    async def _were_upgraded(self, config: Config) -> bool:
-        """Whether files of llama-servers changed since they were tried."""
-        return bool(self._engines_key) and await self._engines_on_disk(config) != self._engines_key
-
-    async def _engines_on_disk(self, config: Config) -> tuple[str, ...]:
-        """What tells of an upgrade; as before where the disk does not answer."""
-        state_dir = Path(self._at_start.state_dir)
-        look = partial(engines_key, config.backends, state_dir)
-        try:
-            return await PatientReader("engines", look, limit_s=ENGINES_S).read()
-        except NoAnswer:
-            return self._engines_key
-
-    async def _adopt_engines(self, config: Config) -> None:
-        self._engines_key = await self._engines_on_disk(config)
-        engines, rejected = await find_engines(
-            configured=config.backends, state_dir=Path(self._at_start.state_dir)
-        )
-        self._engines, self._rejected = engines, rejected
-        for refused in rejected:
-            log.warning("engine.refused", path=refused.path, reason=refused.reason)
-        for engine in engines:
-            names = [device.name for device in engine.devices]
-            log.info("engine.accepted", path=engine.path, backend=engine.backend, devices=names)
-        if not engines:
-            log.error("engine.missing", reason=NO_ENGINE)
-        self._parts.records.journal.record(
-            "engine.found" if engines else "engine.missing",
-            reason="; ".join(f"{r.path}: {r.reason}" for r in rejected),
-            paths=", ".join(engine.path for engine in engines),
-        )
 
     def _note_refused(self, exc: ConfigError) -> None:
         log.error("config.refused", reason=str(exc))
@@ -469,32 +386,6 @@ class Control:
             listen=self._listen,
             config_file=self._config.file,
             state_dir=self._at_start.state_dir,
-            has_tried_engines=self._engines is not None,
+            has_tried_engines=self._engines.tried is not None,
             lock=self._parts.lock.report(),
         )
-
-
-async def _unread(follower: Follower[T]) -> AsyncIterator[tuple[int, T | None]]:
-    """What a follower is told, one by one; (0, None) where nothing happens for a while."""
-    while (news := await follower.unread(within_s=SIGN_OF_LIFE_S)) is not None:
-        skipped, items = news
-        if not items:
-            yield 0, None
-        for item in items:
-            yield skipped, item
-            skipped = 0
-
-
-def _since(since_s: float | None) -> float:
-    return 0.0 if since_s is None else time.time() - since_s
-
-
-def _event_report(event: Event) -> EventReport:
-    return EventReport(
-        at=event.at,
-        kind=event.kind,
-        model=event.model_id,
-        instance=event.instance_id,
-        reason=event.reason,
-        facts=event.facts,
-    )

@@ -14,20 +14,21 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
 import uvloop
+from msgspec import Struct
+from msgspec.structs import replace
 
 from inferenceosd import __version__
+from inferenceosd.admin_door import AdminDoor
 from inferenceosd.control import Control, Parts
 from inferenceosd.descriptors import TooFewDescriptors, claim_descriptors, granted
 from inferenceosd.door.listening import (
     CannotListen,
     address_of,
     are_local,
-    file_key,
     is_local,
     listen_on,
     listen_privately,
@@ -78,18 +79,15 @@ EDITS_S = 2.0  # as long as a spree is waited for
 REMOVED_S = 5.0  # for leftovers to be gone: what is stuck in the kernel is not waited for
 CONNECTIONS_PER_CHILD = MAX_SLOTS + QUESTIONS  # a slot each, and what takes none
 FOLLOWERS_S = 2.0  # for those who follow events to read the last ones
-MOST_STOPPING_S = 15.0  # of a child, once its drain is over
 YOUNG_OBJECTS = 5_000  # until the collector looks at them; Python's 700 are ten requests
 STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SIGNALS = (*STOPPING_SIGNALS, signal.SIGHUP)
 CANNOT_START = (CannotListen, CannotLock, CannotUseFolder, StateLocked, TooFewDescriptors)
-OPERATORS = Patience(stall_s=24 * 3600.0)  # may leave `inferenceosctl logs -f` in a pager
 
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Doors:
+class Doors(Struct, frozen=True):
     """Sockets that listen already."""
 
     public: tuple[socket.socket, ...]
@@ -271,6 +269,10 @@ class _Daemon:
         fleet, control, front, store = self._composed(records, catalogue, pools)
         listen = self._doors.listen
         async with store.opened(), asyncio.TaskGroup() as tasks:
+            closing = asyncio.Event()
+            public = await self._open_door(tasks, front, control, closing)
+            with lean_imports():  # by the journal's thread, which opens its file only now
+                await records.load()
             background = [
                 tasks.create_task(records.write_forever(), name="records"),
                 tasks.create_task(self._watch_folders(catalogue, fleet), name="folders"),
@@ -281,15 +283,14 @@ class _Daemon:
                 tasks.create_task(control.retry_engines(), name="engines of late cards"),
             ]
             running = tasks.create_task(fleet.run(), name="fleet")
-            closing = asyncio.Event()
-            public = await self._open_door(tasks, front, control, closing)
             await found_first(catalogue.scan(), self._stop.wait())
             if self._stop.is_set():
                 front.part()
             else:
                 front.has_looked.set()
             fleet.look()
-            admin = await self._open_admin_door(tasks, control, closing)
+            door = AdminDoor(Path(self._config.admin_socket), self._doors.admin, control)
+            admin = await door.open(tasks, closing=closing)
             log.info("daemon.started", version=__version__, pid=os.getpid(), listen=listen)
             records.journal.record("daemon.started", version=__version__, pid=os.getpid())
             self._manager.tell("READY=1", f"STATUS=listening on {', '.join(listen)}")
@@ -332,65 +333,6 @@ class _Daemon:
         public_door = tasks.create_task(public, name="public door")
         await opened.wait()
         return public_door
-
-    async def _open_admin_door(
-        self, tasks: asyncio.TaskGroup, control: Control, closing: asyncio.Event
-    ) -> asyncio.Task[None]:
-        """Accept operators; the door's task."""
-
-        def stopping_s() -> float:
-            # Later than the children: who follows the events hears how each of them ended.
-            return control.config.fleet.drain_s + MOST_STOPPING_S
-
-        with lean_imports():  # late: callers need not wait for what operators ask with
-            from proxy.admin.routes import build_admin_app
-        opened = asyncio.Event()
-        admin = self._serve_admin(
-            build_admin_app(control), closing, started=opened, drain_s=stopping_s
-        )
-        admin_door = tasks.create_task(admin, name="admin door")
-        await opened.wait()
-        return admin_door
-
-    async def _serve_admin(
-        self,
-        app: ASGIApp,
-        closing: asyncio.Event,
-        *,
-        started: asyncio.Event,
-        drain_s: Callable[[], float],
-    ) -> None:
-        """The admin door, opened anew where somebody removed its socket's file."""
-        sock = self._doors.admin
-        async with asyncio.TaskGroup() as doors:
-            while not closing.is_set():
-                stop = asyncio.Event()
-                door = serve(
-                    app, (sock,), stop=stop, started=started, drain_s=drain_s, patience=OPERATORS
-                )
-                doors.create_task(door, name="admin door")
-                reopened = await found_first(self._reopened_admin(), closing.wait())
-                stop.set()  # after the new one listens: nobody finds the door closed
-                sock = reopened or sock
-
-    async def _reopened_admin(self) -> socket.socket:
-        """The admin socket once more, when its file is gone or another's."""
-        path = Path(self._config.admin_socket)
-        was, why = file_key(path), ""
-        while True:
-            await asyncio.sleep(SCAN_S)
-            if was is not None and file_key(path) == was:
-                continue
-            try:
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                sock = listen_privately(path)
-            except (CannotListen, OSError) as exc:
-                if str(exc) != why:
-                    log.warning("admin.closed", reason=str(exc))
-                why = str(exc)
-                continue
-            log.warning("admin.reopened", path=str(path))
-            return sock
 
     def _door_settings(self, config: Config) -> DoorSettings:
         return DoorSettings(

@@ -2,7 +2,8 @@
 
 import resource
 from contextlib import suppress
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from proxy.edge.crowd import CrowdLimits
 

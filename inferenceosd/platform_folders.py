@@ -4,7 +4,8 @@ import os
 import os.path
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from inferenceosd.settings.kinds import Folders
 
@@ -12,8 +13,7 @@ NAME = "inferenceosd"
 CONFIG_FILE = "config.toml"
 
 
-@dataclass(frozen=True, slots=True)
-class Platform:
+class Platform(Struct, frozen=True):
     """What folders depend on."""
 
     system: str

@@ -5,7 +5,8 @@ only what the engine's --help names is passed at all.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planners.backends import Engine
 from planners.errors import PlanError
@@ -34,8 +35,7 @@ class MissingFlag(PlanError):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Option:
+class _Option(Struct, frozen=True):
     """One option: its spellings, newest first, and its value."""
 
     names: tuple[str, ...]

@@ -1,14 +1,14 @@
 """Which built llama-server to use for which devices."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 DEFAULT_ORDER = ("cuda", "hip", "metal", "vulkan", "cpu")
 """Vendor code before Vulkan, any GPU before the CPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineDevice:
+class EngineDevice(Struct, frozen=True):
     """One line of `llama-server --list-devices`."""
 
     name: str
@@ -18,8 +18,7 @@ class EngineDevice:
     free_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
+class Engine(Struct, frozen=True):
     """A llama-server binary that was tried on this machine and decoded."""
 
     engine_id: str
@@ -40,8 +39,7 @@ class Engine:
     """Whether it lays out the host's weights for tiles (AMX): by its build and this processor."""
 
 
-@dataclass(frozen=True, slots=True)
-class RejectedEngine:
+class RejectedEngine(Struct, frozen=True):
     """A candidate that cannot run here."""
 
     path: str

@@ -3,9 +3,10 @@
 Unknown is None, never zero.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
+
+from msgspec import Struct
 
 DeviceId = NewType("DeviceId", str)
 """Stable name of one physical device: "pci:0000:01:00.0", "uuid:GPU-…", else "vulkan:Vulkan0"."""
@@ -24,8 +25,7 @@ class DeviceKind(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """One physical device, under one identity over all backends that see it."""
 
     device_id: DeviceId
@@ -89,8 +89,7 @@ class Device:
         return dict(self.engine_names).get(backend)
 
 
-@dataclass(frozen=True, slots=True)
-class NumaNode:
+class NumaNode(Struct, frozen=True):
     """One node's share of the host's memory and processors."""
 
     node: int
@@ -98,8 +97,7 @@ class NumaNode:
     n_cpus: int
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(Struct, frozen=True):
     """The host's memory and processor, after control-group limits."""
 
     total_bytes: int
@@ -126,8 +124,7 @@ class Host:
     """Whether its cores multiply blocks of 8-bit integers at once (AMX)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Storage:
+class Storage(Struct, frozen=True):
     """A folder of models and the disk below it."""
 
     folder: str
@@ -136,8 +133,7 @@ class Storage:
     """Measured past the page cache; None where there is no model to read, or none yet was."""
 
 
-@dataclass(frozen=True, slots=True)
-class Absence:
+class Absence(Struct, frozen=True):
     """A device that is wanted and not there."""
 
     name: str
@@ -157,8 +153,7 @@ class NoteKind(Enum):
     RULE = "rule"  # a rule of the configuration names no device
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Struct, frozen=True):
     """What could not be read and why, or what else an operator should know; for people."""
 
     kind: NoteKind
@@ -170,8 +165,7 @@ class Note:
         return self.text
 
 
-@dataclass(frozen=True, slots=True)
-class HardwareProfile:
+class HardwareProfile(Struct, frozen=True):
     """The machine at one moment."""
 
     host: Host

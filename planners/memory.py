@@ -8,7 +8,8 @@ llama-server b10434.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from planners.graph.compute import (
     MARGIN_SHARE,

@@ -3,9 +3,10 @@
 Made by planners.gguf (the file's facts) and by the catalogue (the operator's settings).
 """
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
+
+from msgspec import Struct
 
 from planners.recipe import PLAIN, Recipe
 from planners.templates.given import GivenTemplate
@@ -34,8 +35,7 @@ class LayerKind(Enum):
     __hash__ = object.__hash__  # enum's own is Python code, and layers are hashed by the hundred
 
 
-@dataclass(frozen=True, slots=True)
-class WeightInfo:
+class WeightInfo(Struct, frozen=True):
     """One tensor of the file, named within its block: "attn_q.weight"."""
 
     name: str
@@ -45,8 +45,7 @@ class WeightInfo:
     """As in planners.ggml.types: "q8_0"; "" where it is not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerInfo:
+class LayerInfo(Struct, frozen=True):
     """One repeating block."""
 
     weight_bytes: int
@@ -82,8 +81,7 @@ class LayerInfo:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class RecurrentShape:
+class RecurrentShape(Struct, frozen=True):
     """Dimensions of the recurrent layers, which set their compute buffers."""
 
     d_inner: int
@@ -95,8 +93,7 @@ class RecurrentShape:
     """`ssm.conv_kernel`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
+class ModelInfo(Struct, frozen=True):
     """What a GGUF file says of itself. Bytes are tensor bytes, without padding."""
 
     digest: str
@@ -170,8 +167,7 @@ class ModelInfo:
         return dict(self.metadata).get("general.type") == "adapter"
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSettings:
+class ModelSettings(Struct, frozen=True):
     """How the operator wants one model served. Defaults are config.py's business."""
 
     context: int | None
@@ -188,8 +184,7 @@ class ModelSettings:
     lora_paths: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
+class ServedModel(Struct, frozen=True):
     """A model the daemon offers: the file, its facts and its settings."""
 
     model_id: ModelId
@@ -231,8 +226,7 @@ class BrokenKind(Enum):
     RULE = "rule"  # of the settings, for a file that is not there
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenFile:
+class BrokenFile(Struct, frozen=True):
     """A file that looks like a model and is none."""
 
     path: str

@@ -4,7 +4,8 @@ Knows no disk: whether a FROM is a file or a model's name is its reader's to fin
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planners.recipe import Message, ParameterValue
 
@@ -21,8 +22,7 @@ _FALSE = ("0", "f", "F", "FALSE", "false", "False")
 _INT64 = 1 << 63
 
 
-@dataclass(frozen=True, slots=True)
-class Modelfile:
+class Modelfile(Struct, frozen=True):
     """All that one says, each in the order of the file."""
 
     bases: tuple[str, ...]
@@ -66,8 +66,7 @@ def read_modelfile(text: str, *, kinds: Mapping[str, str]) -> Modelfile:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Command:
+class _Command(Struct, frozen=True):
     line: int
     name: str
     key: str

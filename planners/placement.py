@@ -13,8 +13,10 @@ memory and of its start, and a daemon that loads no model needs none of it.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.backends import Engine, preferred
 from planners.graph.fallback import fallbacks
@@ -125,8 +127,7 @@ def attempt_launch(
     return Unplaced(search, ranked) if placed is None else _plan(search, placed)
 
 
-@dataclass(frozen=True, slots=True)
-class Unplaced:
+class Unplaced(Struct, frozen=True):
     """A model for which no room was found now."""
 
     _search: Search

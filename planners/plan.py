@@ -2,8 +2,9 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import NewType
+
+from msgspec import Struct
 
 from planners.hardware import DeviceId
 from planners.layout.dry_runs import DryRunKey
@@ -15,8 +16,7 @@ InstanceId = NewType("InstanceId", str)
 """One instance of a model, for as long as the daemon keeps it: "smollm2-3"."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceBytes:
+class DeviceBytes(Struct, frozen=True):
     """Bytes that a plan expects, or a child reported, on one device (or on HOST)."""
 
     device_id: DeviceId
@@ -51,8 +51,7 @@ class DeviceBytes:
         return self.total_bytes + self.margin_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchPlan:
+class LaunchPlan(Struct, frozen=True):
     """Everything a llama-server child is launched with, and why.
 
     Numbers are as the engine will use them.
@@ -123,9 +122,9 @@ class LaunchPlan:
     def digest(self) -> str:
         """12 hex digits that change exactly when the child would have to be launched anew."""
         told = [
-            (f.name, getattr(self, f.name))
-            for f in fields(self)
-            if not f.name.startswith("predicted") and f.name not in ("reasons", "doubt")
+            (name, getattr(self, name))
+            for name in self.__struct_fields__
+            if not name.startswith("predicted") and name not in ("reasons", "doubt")
         ]
         return hashlib.sha256(repr(told).encode()).hexdigest()[:12]
 
@@ -134,8 +133,7 @@ class LaunchPlan:
         return sum(part.total_bytes for part in self.predicted if part.device_id == device_id)
 
 
-@dataclass(frozen=True, slots=True)
-class Shortfall:
+class Shortfall(Struct, frozen=True):
     """A model does not fit: what eviction reads, and what the caller is told."""
 
     model_id: ModelId

@@ -11,7 +11,8 @@ Remote devices are left alone: a killed client has been seen to take a ggml-rpc-
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from planners.argv import child_argv
 from planners.backends import Engine

@@ -8,17 +8,18 @@ Each place (a device, or the host) has a course of its own. What cannot be read 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.plan import InstanceId
 from planners.sizes import format_size
 
 
-@dataclass(frozen=True, slots=True)
-class PressureRules:
+class PressureRules(Struct, frozen=True):
     """When memory counts as short, and how long one waits before one believes it."""
 
     low_bytes: int = 512 << 20
@@ -45,8 +46,7 @@ class PressureRules:
 DEFAULT_RULES = PressureRules()
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """Readings at one moment; None where a source tells nothing."""
 
     at_s: float
@@ -64,8 +64,7 @@ class Level(Enum):
     TIGHT = "tight"
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceCourse:
+class PlaceCourse(Struct, frozen=True):
     """What is known of one place."""
 
     level: Level = Level.CALM
@@ -79,8 +78,7 @@ class PlaceCourse:
     """By the last reading."""
 
 
-@dataclass(frozen=True, slots=True)
-class Course:
+class Course(Struct, frozen=True):
     """What is known since the daemon began to look."""
 
     places: Mapping[DeviceId, PlaceCourse] = field(
@@ -108,8 +106,7 @@ class Kind(Enum):
 _ORDER = (Kind.DROP_CACHE, Kind.UNLOAD, Kind.MIGRATE, Kind.SHRINK)
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Struct, frozen=True):
     """One thing that can be done to one instance."""
 
     kind: Kind
@@ -123,8 +120,7 @@ class Option:
     """Monotonic."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rise:
+class Rise(Struct, frozen=True):
     """A faster plan that one instance could go back to."""
 
     instance_id: InstanceId
@@ -134,8 +130,7 @@ class Rise:
     is_idle: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Relieve:
+class Relieve(Struct, frozen=True):
     """Do these, all at once; they free what is short."""
 
     options: tuple[Option, ...]
@@ -144,8 +139,7 @@ class Relieve:
     """False where no set of options would be: then what there is, is better than nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class MoveUp:
+class MoveUp(Struct, frozen=True):
     """Move one idle instance back to its faster plan."""
 
     instance_id: InstanceId

@@ -5,8 +5,9 @@ texts and numbers are bounded, keys that this version does not know are refused 
 """
 
 import json
-from dataclasses import asdict, dataclass
 from typing import Any
+
+from msgspec import Struct, to_builtins
 
 from planners.errors import PlanError
 from planners.hardware import (
@@ -39,8 +40,7 @@ class BadProfile(PlanError):
         super().__init__(f"no hardware profile: {where} {why}" if where else why)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedProfile:
+class RecordedProfile(Struct, frozen=True):
     """A profile and where it comes from."""
 
     origin: str
@@ -53,11 +53,9 @@ def encode_profile(recorded: RecordedProfile) -> str:
 
     What is missing now is left out, and notes, which quote drivers and engines, are cut to bounds.
     """
-    hardware = asdict(recorded.hardware)
+    hardware = to_builtins(recorded.hardware)
     del hardware["absent"]
     hardware["notes"] = [_noted(note) for note in recorded.hardware.notes[:_MOST_ITEMS]]
-    for device in hardware["devices"]:
-        device["kind"] = device["kind"].value
     head = {"format": FORMAT, "version": VERSION, "origin": recorded.origin}
     return json.dumps({**head, **hardware}, indent=2, ensure_ascii=False) + "\n"
 

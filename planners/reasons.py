@@ -3,8 +3,9 @@
 A concession, something given up to make the rest fit, carries its price.
 """
 
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from planners.hardware import DeviceId
 
@@ -42,8 +43,7 @@ class Unit(Enum):
     CONTEXT = "context_tokens"
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
+class Price(Struct, frozen=True):
     """What a concession costs: so much is had, and so much would be without it."""
 
     unit: Unit
@@ -51,8 +51,7 @@ class Price:
     would_be: float
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(Struct, frozen=True):
     """One decision, as a sentence with its numbers and as the facts to go by."""
 
     kind: ReasonKind

@@ -3,23 +3,21 @@
 Ollama's Modelfile without its FROM. Read from a store by supervisor.store; nothing here is a file.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 MAX_NUM_CTX = (1 << 31) - 1  # llama-server counts tokens in 32 bits
 
 ParameterValue = str | int | float | bool | tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True):
     """One that stands before every conversation."""
 
     role: str
     content: str
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(Struct, frozen=True):
     """How a model is meant to be asked; requests that say otherwise go before it."""
 
     parameters: tuple[tuple[str, ParameterValue], ...] = ()

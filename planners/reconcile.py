@@ -11,8 +11,9 @@ READY ─ wanted otherwise, and in use → moved to another launch (planners.mov
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from itertools import combinations
+
+from msgspec.structs import replace
 
 from planners.durations import format_duration
 from planners.hardware import HOST, DeviceId

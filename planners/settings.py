@@ -3,8 +3,9 @@
 Made by inferenceosd.settings.config, which alone holds defaults.
 """
 
-from dataclasses import dataclass, field
 from enum import Enum
+
+from msgspec import Struct, field
 
 from planners.instances.groups import Group
 from planners.model import ModelId, ModelSettings
@@ -14,8 +15,7 @@ MAX_NUMBER = (1 << 31) - 1  # llama-server counts tokens in 32 bits
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ (llama.cpp src/llama-cparams.h)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRule:
+class DeviceRule(Struct, frozen=True):
     """`[devices."NAME"]`: a device id, an engine name ("Vulkan0") or the vendor's, without case."""
 
     name: str
@@ -25,16 +25,14 @@ class DeviceRule:
     """None: the kind decides (software devices are left alone)."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryRule:
+class MemoryRule(Struct, frozen=True):
     """`[memory]`: the host's share."""
 
     limit_bytes: int | None
     reserve_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementRules:
+class PlacementRules(Struct, frozen=True):
     """What every plan obeys."""
 
     devices: tuple[DeviceRule, ...]
@@ -66,8 +64,7 @@ class ContextPolicy(Enum):
     """The launch follows the callers, each other size launches anew."""
 
 
-@dataclass(frozen=True, slots=True)
-class FleetSettings:
+class FleetSettings(Struct, frozen=True):
     """How instances live."""
 
     max_loaded: int | None
@@ -104,8 +101,7 @@ class FleetSettings:
     """Whether an unloaded model's caches are kept on disk until it is loaded again."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRule:
+class ModelRule(Struct, frozen=True):
     """`[[model]]`: settings for one model, by its name or by its file."""
 
     name: ModelId

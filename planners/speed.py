@@ -7,7 +7,8 @@ by two; they rank placements, and promise nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planners.graph.compute import n_tokens
 from planners.graph.kv_cache import F32_BYTES, LaunchShape, cache_type
@@ -26,8 +27,7 @@ NOTICED = 1.02  # a prediction that is better by less is not worth a sentence
 PROMPT_WEIGHT = 0.1  # tokens of fresh prompt per token decoded: most are found in the cache
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
+class Speed(Struct, frozen=True):
     """Tokens per second of one launch."""
 
     prompt_tokens_per_s: float
@@ -35,8 +35,7 @@ class Speed:
     """Over all slots together, each of them busy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """What one layer asks of the device it lies on."""
 
     step_bytes: float

@@ -1,8 +1,9 @@
 """What reconcile looks at: one frozen view of instances, callers, machine and settings."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
+
+from msgspec import Struct, field
 
 from planners.backends import Engine
 from planners.hardware import DeviceId, HardwareProfile
@@ -36,8 +37,7 @@ RELEASING = (InstanceState.DRAINING, InstanceState.STOPPING)
 """States of those that give their memory back before long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(Struct, frozen=True):
     """One instance as it is now."""
 
     instance_id: InstanceId
@@ -81,8 +81,7 @@ class Observed:
     Equal to idle_since_s while nobody has used it yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Struct, frozen=True):
     """Who waits for one model."""
 
     waiting: int
@@ -91,8 +90,7 @@ class Demand:
     """Tokens that some of them wait for because what is loaded has fewer; 0 where none does."""
 
 
-@dataclass(frozen=True, slots=True)
-class InLine:
+class InLine(Struct, frozen=True):
     """One caller in a model's line."""
 
     caller: str
@@ -103,8 +101,7 @@ class InLine:
     """Of its first one; 1 is the next to be served."""
 
 
-@dataclass(frozen=True, slots=True)
-class LineSeen:
+class LineSeen(Struct, frozen=True):
     """A model's line as it is now."""
 
     model_id: ModelId
@@ -114,8 +111,7 @@ class LineSeen:
     """The next to be served first."""
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Struct, frozen=True):
     """The world at one moment."""
 
     models: Mapping[ModelId, ServedModel]

@@ -7,11 +7,11 @@ import asyncio
 import re
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from time import monotonic, time
 
 import psutil
 import structlog
+from msgspec import Struct
 
 from proxy import errors
 from proxy.admission.access import Access, Answered, Headers, Refused
@@ -161,8 +161,7 @@ def build_app(
     return kind(Door(service, pools, settings, metrics, store), traces, note)
 
 
-@dataclass(frozen=True, slots=True)
-class _LetIn:
+class _LetIn(Struct, frozen=True):
     """What the door found of a head, for as long as it is the same door."""
 
     by: "_App"

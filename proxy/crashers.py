@@ -5,8 +5,9 @@ while and by the same launch: whoever was merely there, or came in bad times, is
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from hashlib import blake2b
+
+from msgspec import Struct
 
 from planners.durations import format_duration
 from proxy.errors import BadRequest
@@ -32,8 +33,7 @@ class CrashesEngine(BadRequest):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
+class _Record(Struct, frozen=True):
     times: int
     last_s: float
     cause: str

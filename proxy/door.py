@@ -1,7 +1,8 @@
 """What every route is handed: the fleet, connections to its children, the port's settings."""
 
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from proxy.admission.gate import OPEN_GATE, Gate
 from proxy.child.upstream import UpstreamPools
@@ -12,8 +13,7 @@ from proxy.telemetry.metrics import Metrics
 from supervisor.store.keeper import StoreKeeper
 
 
-@dataclass(frozen=True, slots=True)
-class DoorSettings:
+class DoorSettings(Struct, frozen=True):
     """The public port as the operator wants it. Defaults are config.py's business."""
 
     max_body_bytes: int
@@ -35,8 +35,7 @@ class DoorSettings:
     """Between comments in a stream of events that has not begun; 0 is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Door:
+class Door(Struct, frozen=True):
     """All of them together."""
 
     service: Service

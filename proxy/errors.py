@@ -6,7 +6,6 @@ outside the table is a bug.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 
 import msgspec
@@ -257,8 +256,7 @@ class UpstreamStalled(UpstreamError):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """An error as a reply: what each dialect needs to word it."""
 
     status: int
@@ -268,7 +266,7 @@ class Answer:
     code: str | None = None
     param: str | None = None
     retry_after_s: float | None = None
-    facts: Mapping[str, int] = field(default_factory=dict)
+    facts: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Numbers that go beside the message."""
     is_final: bool = False
     """Asking again would do harm: the clients of OpenAI and Anthropic heed the header."""

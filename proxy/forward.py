@@ -11,13 +11,13 @@ lease back.
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
 from random import getrandbits
 from time import monotonic
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from planners.model import ServedModel
 from planners.moving.migration import keeps_math
@@ -46,8 +46,7 @@ _LEAVING = (InstanceState.DRAINING, InstanceState.STOPPING)
 _JSON_HEADERS = ((b"Content-Type", b"application/json"),)
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(msgspec.Struct, frozen=True):
     """What to send to whichever child grants the lease."""
 
     target: bytes
@@ -79,8 +78,7 @@ class Turn(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Several:
+class Several(msgspec.Struct, frozen=True):
     """Hears a reply that is made of those to several requests, one after the other."""
 
     hear: Callable[[Turn, UpstreamResponse], Awaitable[object]]

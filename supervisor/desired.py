@@ -1,15 +1,15 @@
 """What a fleet is given: what the operator wants of it, and where its children live."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from planners.backends import Engine
 from planners.settings import FleetSettings, PlacementRules
 
 
-@dataclass(frozen=True, slots=True)
-class Desired:
+class Desired(Struct, frozen=True):
     """What the operator wants, replaced whole by a reload."""
 
     engines: tuple[Engine, ...] | None
@@ -18,8 +18,7 @@ class Desired:
     settings: FleetSettings
 
 
-@dataclass(frozen=True, slots=True)
-class Ground:
+class Ground(Struct, frozen=True):
     """Where children live."""
 
     run_dir: Path

@@ -7,8 +7,9 @@ import ctypes.util
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from supervisor.devices.kernel_files import ROOT, text_of
 
@@ -18,8 +19,7 @@ _NODES = ("dev/dri/renderD*", "dev/kfd", "dev/nvidiactl", "dev/nvidia[0-9]*", "d
 _ICDS = ("usr/share/vulkan/icd.d/*.json", "etc/vulkan/icd.d/*.json")
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
+class Card(Struct, frozen=True):
     """A display controller on the PCI bus."""
 
     address: str
@@ -28,8 +28,7 @@ class Card:
     """The kernel's driver that is bound to it; None where none is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """A device file through which a process reaches its card."""
 
     path: str
@@ -39,16 +38,14 @@ class Node:
     """Whose members may, by name, or by number where it has none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Person:
+class Person(Struct, frozen=True):
     """Whose rights count: the daemon's where one runs, else ours."""
 
     uid: int
     gids: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Drivers:
+class Drivers(Struct, frozen=True):
     """All that is known."""
 
     cards: tuple[Card, ...]

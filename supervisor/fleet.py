@@ -7,12 +7,12 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import replace
 from functools import partial
 from math import inf
 from time import monotonic
 
 import structlog
+from msgspec.structs import replace
 
 from planners.backends import Engine
 from planners.hardware import HardwareProfile

@@ -7,12 +7,13 @@ with which plan to launch again is decided by reconcile and told through `resume
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from time import monotonic, time
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.backends import Engine
 from planners.errors import PlanError
@@ -53,8 +54,7 @@ _EVENT = {
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Shop:
+class Shop(Struct, frozen=True):
     """What every instance works with."""
 
     book: LeaseBook
@@ -84,8 +84,7 @@ class Shop:
     """What a plan may take, on each of its devices and on HOST, by what counts as free."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Struct, frozen=True):
     """The first launch of an instance that takes another one's place."""
 
     arrive: Callable[[Launch], Coroutine[object, object, tuple[Heir, ...]]]

@@ -7,12 +7,13 @@ work of one plan, and only one client's plan is ever in line before a launch.
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 from typing import Self, TypeVar
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.errors import PlanBug
 from planners.hardware import HardwareProfile
@@ -45,8 +46,7 @@ class PlanTookTooLong(SupervisorError):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
+class _Failure(Struct, frozen=True):
     """Planning one model failed: why, what was planned, and until when it counts."""
 
     reason: str

@@ -7,10 +7,12 @@ never a wait.
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from time import monotonic
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.argv import child_env
 from planners.backends import Engine, EngineDevice
@@ -65,8 +67,7 @@ class HostUnread(SupervisorError):
         super().__init__(f"the host's memory cannot be read: {why}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Listing:
+class _Listing(Struct, frozen=True):
     """An engine's devices, until when they say what is free, and when to ask again."""
 
     devices: tuple[EngineDevice, ...]

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -14,15 +13,14 @@ FAULTS = (
 SHOWN = 10  # of what was not as it should be
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(msgspec.Struct, frozen=True):
     """What one move, or one kill, came to."""
 
     what: str
     seed: int
     number: int
     streams: int
-    ways: dict[str, int] = field(default_factory=dict)
+    ways: dict[str, int] = msgspec.field(default_factory=dict)
     """How streams went on that were hit, by their way: each at most once in a round."""
     failed: tuple[str, ...] = ()
     """Each with the error that its caller got."""
@@ -74,8 +72,7 @@ def write_ledger(path: Path, done: Round) -> None:
         ledger.write(msgspec.json.encode(done) + b"\n")
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(msgspec.Struct, frozen=True):
     """The sum of a campaign's rounds."""
 
     what: str

@@ -7,9 +7,10 @@ compared device by device, the host too. What misses the bar is told with all it
 import argparse
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from bench.planner.engine import live_engine
 from bench.planner.measure import measured_rows

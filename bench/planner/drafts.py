@@ -5,9 +5,10 @@ They are sparse: the engine loads them, reserves its buffers, and would decode z
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from planners.ggml.types import TENSOR_TYPES
 from tests.fakes.gguf_writer import Hole, Value, file_size, gguf_header
@@ -26,8 +27,7 @@ _WORD_PIECES = frozenset({
 _SHARED_KEYS = ("tokenizer.", "general.", "xielu.")
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(Struct, frozen=True):
     """A model in the making."""
 
     name: str

@@ -6,9 +6,10 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from planners.backends import Engine
 from supervisor.engines.quickstart import packaged_engine

@@ -7,7 +7,9 @@ reserved. Nothing of an architecture need be known but its oddest keys.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bench.planner.drafts import Draft, Shape
 from bench.planner.engine import READY
@@ -30,8 +32,7 @@ class NotLearned(Exception):
     """No draft of this architecture was accepted; the message is the engine's last word."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hunch:
+class Hunch(Struct, frozen=True):
     """A draft and what is only assumed of it."""
 
     draft: Draft

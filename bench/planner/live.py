@@ -8,10 +8,12 @@ import asyncio
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from time import monotonic
+
+from msgspec.structs import replace
 
 from bench.planner.engine import READY, TWINS, live_engine, with_twins
 from bench.planner.real import REAL, write_real

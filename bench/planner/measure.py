@@ -10,10 +10,11 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from msgspec.structs import replace
 
 from bench.planner.engine import READY, launch, live_engine, with_twins
 from bench.planner.launches import random_flags

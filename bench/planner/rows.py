@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from bench.planner.drafts import ALL_BLOCKS
 from bench.planner.engine import TWINS

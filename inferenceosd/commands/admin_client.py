@@ -3,7 +3,6 @@
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Generic, NoReturn, TypeVar
 
 import click
@@ -23,8 +22,7 @@ T = TypeVar("T")
 Query = Mapping[str, str | int]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer(Generic[T]):
+class Answer(msgspec.Struct, Generic[T], frozen=True):
     """What the daemon said, as sent and as understood."""
 
     sent: bytes
@@ -35,8 +33,7 @@ class Answer(Generic[T]):
         click.echo(msgspec.json.format(self.sent, indent=2) if as_json else text(self.value))
 
 
-@dataclass(frozen=True, slots=True)
-class Door:
+class Door(msgspec.Struct, frozen=True):
     """The daemon's admin socket."""
 
     socket_path: str

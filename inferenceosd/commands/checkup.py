@@ -4,8 +4,10 @@ import asyncio
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from inferenceosd import __version__
 from inferenceosd.commands.doctor import Disk, Facts
@@ -27,8 +29,7 @@ from supervisor.probe import HardwareProbe
 from supervisor.suspend import suspended_s
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(Struct, frozen=True):
     """What a running daemon says."""
 
     status: StatusReport

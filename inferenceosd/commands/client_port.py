@@ -5,7 +5,6 @@ The admin socket says where it is; what is asked there is asked as any client of
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 import click
@@ -41,8 +40,7 @@ class Refused(Exception):
         super().__init__(sentence)
 
 
-@dataclass(frozen=True, slots=True)
-class ClientPort:
+class ClientPort(msgspec.Struct, frozen=True):
     """Where clients are served; every call raises Refused where it is not answered."""
 
     client: httpx.Client

@@ -4,9 +4,10 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from msgspec import Struct
 
 from inferenceosd.commands.client_port import ClientPort
 from inferenceosd.commands.progress import Tell
@@ -24,8 +25,7 @@ class BadSource(Exception):
     """A file that cannot be read or used; the message names it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(Struct, frozen=True):
     """What /api/create is to be told, and the files that go there before."""
 
     told: Modelfile

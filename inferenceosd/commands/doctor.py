@@ -5,8 +5,9 @@ The facts come from a running daemon where there is one, else from a look of our
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from planners.durations import format_duration
 from planners.hardware import Device, DeviceKind, HardwareProfile, NoteKind
@@ -49,8 +50,7 @@ class Verdict(Enum):
     FAIL = "fail"
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Struct, frozen=True):
     """One thing looked at."""
 
     name: str
@@ -60,8 +60,7 @@ class Check:
     """What to do; "" where nothing need be done."""
 
 
-@dataclass(frozen=True, slots=True)
-class Disk:
+class Disk(Struct, frozen=True):
     """What is free where something is kept."""
 
     purpose: str
@@ -71,8 +70,7 @@ class Disk:
     """None where the folder cannot be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """All that the checks judge."""
 
     config_mistake: str | None

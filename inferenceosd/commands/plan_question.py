@@ -1,7 +1,6 @@
 """What `inferenceosctl plan` asks: of the daemon, or, where models are files, by planning here."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TextIO, TypeVar
 
@@ -19,8 +18,7 @@ from supervisor.errors import SupervisorError
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class PlanQuestion:
+class PlanQuestion(msgspec.Struct, frozen=True):
     """What `plan` was asked for."""
 
     models: tuple[str, ...]

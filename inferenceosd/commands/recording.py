@@ -1,8 +1,9 @@
 """This machine's hardware as a file that may be handed to others."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
+
+from msgspec.structs import replace
 
 from inferenceosd import __version__
 from planners.hardware import HardwareProfile

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 
 import click
 import msgspec
@@ -35,8 +34,7 @@ class ChatLine(msgspec.Struct):
     eval_duration: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Asking:
+class Asking(msgspec.Struct, frozen=True):
     """How a model is asked, whatever it is asked."""
 
     model: str
@@ -56,12 +54,11 @@ class Asking:
         return told | ({} if self.keep_alive is None else {"keep_alive": self.keep_alive})
 
 
-@dataclass(slots=True)
-class Printed:
+class Printed(msgspec.Struct):
     """An answer on its way to standard output."""
 
     on_terminal: bool
-    parts: list[str] = field(default_factory=list)
+    parts: list[str] = msgspec.field(default_factory=list)
     _is_dimmed: bool = False
     _is_at_start: bool = True
 

@@ -1,9 +1,9 @@
 """A chat at the terminal: what was said is kept here, and told again with each question."""
 
-from dataclasses import replace
 from importlib.util import find_spec
 
 import click
+from msgspec.structs import replace
 
 from inferenceosd.commands.client_port import ClientPort, Refused
 from inferenceosd.commands.run_answer import Asking, Printed, answer, told

@@ -1,8 +1,9 @@
 """What is written in a chat: something to say, or a command. Pure."""
 
 import re
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 MARK = '"""'
 HELP = """\
@@ -16,22 +17,19 @@ _SYSTEM = re.compile(r"/set\s+system\s+(.+)", re.DOTALL)
 _OPENED = re.compile(r'\s*(?:/set\s+system\s+)?"""')
 
 
-@dataclass(frozen=True, slots=True)
-class Say:
+class Say(Struct, frozen=True):
     """Something for the model."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class SetSystem:
+class SetSystem(Struct, frozen=True):
     """Another system prompt."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(Struct, frozen=True):
     """What looks like a command and is none."""
 
     word: str

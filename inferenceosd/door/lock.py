@@ -5,10 +5,10 @@ Who can be reached from elsewhere without a key does not start, unless told that
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from ssl import SSLContext
 
 import structlog
+from msgspec import Struct
 
 from inferenceosd.door.key_file import KeyFileRefused, read_keys
 from inferenceosd.door.tls_files import TlsFiles, TlsRefused
@@ -28,8 +28,7 @@ def check_lock(config: Config, *, is_local: bool) -> None:
     _locked(config, is_local=is_local)
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
+class _Parts(Struct, frozen=True):
     keys: tuple[ApiKey, ...]
     tls: TlsFiles | None
 

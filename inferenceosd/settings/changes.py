@@ -1,7 +1,6 @@
 """What a new configuration changes, in words. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
 
 from inferenceosd.settings.config import Config
 from planners.model import ModelId
@@ -48,9 +47,9 @@ _ONLY_AT_START = {
 def changed_settings(before: Config, after: Config) -> tuple[str, ...]:
     """Each difference that a running daemon takes up, a sentence each."""
     sections = [
-        f"{_SECTIONS[field.name]} changed"
-        for field in fields(Config)
-        if field.name in _SECTIONS and getattr(before, field.name) != getattr(after, field.name)
+        f"{_SECTIONS[name]} changed"
+        for name in Config.__struct_fields__
+        if name in _SECTIONS and getattr(before, name) != getattr(after, name)
     ]
     fleet = (f"{key} changed" for key in _changed_fleet(before.fleet, after.fleet))
     return (*sections, *dict.fromkeys(fleet), *_changed_models(before, after))
@@ -83,9 +82,9 @@ def _what_becomes(seen: Observed, *, is_offered: bool) -> str:
 
 
 def _changed_fleet(before: FleetSettings, after: FleetSettings) -> Iterator[str]:
-    for field in fields(FleetSettings):
-        if getattr(before, field.name) != getattr(after, field.name):
-            yield _FLEET_ELSEWHERE.get(field.name, "[fleet]")
+    for name in FleetSettings.__struct_fields__:
+        if getattr(before, name) != getattr(after, name):
+            yield _FLEET_ELSEWHERE.get(name, "[fleet]")
 
 
 def _changed_models(before: Config, after: Config) -> list[str]:

@@ -8,8 +8,10 @@ import os
 import os.path
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from inferenceosd.platform_folders import (
     Platform,
@@ -56,8 +58,7 @@ class Backend(NamedTuple):
     env: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LogSettings:
+class LogSettings(Struct, frozen=True):
     """How the daemon logs."""
 
     format: str
@@ -66,8 +67,7 @@ class LogSettings:
     """"debug", "info", "warning" or "error"."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(Struct, frozen=True):
     """What the command line says; None and () leave it to the layers below."""
 
     config: str | None = None
@@ -80,8 +80,7 @@ class Options:
     insecure: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(Struct, frozen=True):
     """Every setting in force. Paths are absolute, sizes bytes, durations seconds."""
 
     file: str | None

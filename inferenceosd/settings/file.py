@@ -3,8 +3,9 @@
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
+
+from msgspec import Struct
 
 from inferenceosd.settings.error import ConfigError
 from inferenceosd.settings.kinds import Folders, KeyPath, Kind, Refused
@@ -15,8 +16,7 @@ T = TypeVar("T")
 _TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
-@dataclass(frozen=True, slots=True)
-class Key(Generic[T]):
+class Key(Struct, Generic[T], frozen=True):
     """One setting: its dotted name, what it takes, what it is when nobody sets it, and why."""
 
     name: str
@@ -62,8 +62,7 @@ class Values:
         return key.name in self._set
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """One value as some layer sets it."""
 
     value: object

@@ -8,8 +8,9 @@ import os.path
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
+
+from msgspec import Struct
 
 from planners.durations import BadDuration, format_duration, parse_duration
 from planners.settings import MAX_SLOTS
@@ -51,8 +52,7 @@ class Refused(Exception):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Folders:
+class Folders(Struct, frozen=True):
     """What relative paths and `~` start from."""
 
     base: str
@@ -75,8 +75,7 @@ class Listen(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class Kind(Generic[T]):
+class Kind(Struct, Generic[T], frozen=True):
     """How values of one kind are read."""
 
     name: str

@@ -2,7 +2,8 @@
 
 import os.path
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from inferenceosd.settings.file import Key, Values, any_keys
 from inferenceosd.settings.kinds import (

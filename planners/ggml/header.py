@@ -6,10 +6,11 @@ long arrays are stepped over, not built.
 
 import hashlib
 import struct
-from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 from math import prod
+
+from msgspec import Struct
 
 from planners.errors import PlanError
 from planners.ggml.types import TENSOR_TYPES
@@ -60,16 +61,14 @@ class NeedMore(Exception):
         super().__init__(f"the header goes on; {wanted_bytes} bytes are wanted")
 
 
-@dataclass(frozen=True, slots=True)
-class GgufArray:
+class GgufArray(Struct, frozen=True):
     """An array value: how long it is, and its items where they are few numbers or texts."""
 
     n_items: int
     items: tuple[Scalar, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(Struct, frozen=True):
     """One tensor's entry."""
 
     name: str
@@ -90,8 +89,7 @@ class Tensor:
         return prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class GgufHeader:
+class GgufHeader(Struct, frozen=True):
     """All that stands before the tensor data."""
 
     version: int
@@ -328,8 +326,7 @@ def _alignment(pairs: dict[str, Scalar | GgufArray]) -> int:
     return alignment
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(Struct, frozen=True):
     name: str
     shape: tuple[int, ...]
     type_number: int

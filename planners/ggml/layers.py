@@ -3,7 +3,7 @@
 The rules are llama.cpp's (src/llama-hparams.cpp, src/llama-model.cpp and src/models/*, b11434).
 """
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from planners.ggml.header import GgufArray, GgufHeader, Scalar, Tensor
 from planners.model import LayerInfo, LayerKind, RecurrentShape, WeightInfo
@@ -33,8 +33,7 @@ _ROPE_PERIOD = 4
 _SWA_FROM_SECOND = frozenset({"smallthinker"})  # the first of each period sees all
 
 
-@dataclass(slots=True)
-class Facts:
+class Facts(Struct):
     """Typed look-ups in a header's metadata; what was missing or odd collects in `warnings`."""
 
     header: GgufHeader

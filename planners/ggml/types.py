@@ -1,10 +1,9 @@
 """Tensor types by number: how many bytes a row takes, and what people call a file made of them."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class TensorType:
+class TensorType(Struct, frozen=True):
     """One ggml type: `block` elements take `block_bytes` bytes (ggml.h, ggml-common.h, b11434)."""
 
     name: str

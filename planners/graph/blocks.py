@@ -1,7 +1,8 @@
 """The parts that llama.cpp's graphs share: norms, attention, experts (llama-graph.cpp, b11434)."""
 
-from dataclasses import dataclass, field
 from math import isfinite
+
+from msgspec import Struct, field
 
 from planners.ggml.types import CACHE_TYPES
 from planners.graph.kv_cache import LaunchShape, kv_cells
@@ -32,8 +33,7 @@ ROTATED_STEP = 64  # quantised caches of such head widths are rotated (llama-kv-
 _SQUARED = ("nemotron", "arcee")
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Struct, frozen=True):
     """One layer of the graph and where its parts lie, as numbers of backends."""
 
     layer: LayerInfo
@@ -48,8 +48,7 @@ class Placed:
     """Whether it is one of those that its architecture treats unlike the others of its shape."""
 
 
-@dataclass(slots=True)
-class Cache:
+class Cache(Struct):
     """Inputs that all layers with one kind of KV cache share."""
 
     k_ids: Node
@@ -59,8 +58,7 @@ class Cache:
     v_rotation: Node | None = None
 
 
-@dataclass(slots=True)
-class Builder:
+class Builder(Struct):
     """A graph in the making, for one ubatch of `n` tokens."""
 
     model: ModelInfo

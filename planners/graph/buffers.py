@@ -6,8 +6,9 @@
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from planners.hardware import HOST, DeviceId
 from planners.plan import DeviceBytes, LaunchPlan
@@ -34,8 +35,7 @@ class BufferKind(Enum):
     COMPUTE = "compute"
 
 
-@dataclass(frozen=True, slots=True)
-class BufferLine:
+class BufferLine(Struct, frozen=True):
     """One buffer as logged."""
 
     source: str

@@ -4,7 +4,7 @@ The rules are those of llama-kv-cache.cpp and llama-memory-recurrent.cpp (b11434
 launches of llama-server b10434.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from planners.ggml.types import CACHE_TYPES, TensorType
 from planners.hardware import DeviceId
@@ -14,8 +14,7 @@ F32_BYTES = 4
 CELL_STEP = 256  # llama-context.cpp pads the context to it
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchShape:
+class LaunchShape(Struct, frozen=True):
     """The part of a plan that decides its bytes. Numbers are as the engine will use them."""
 
     n_ctx: int

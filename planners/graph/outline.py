@@ -6,7 +6,8 @@ device between two others needs what another one with the same layers does.
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planners.graph.fallback import is_remote
 from planners.hardware import HOST, DeviceId
@@ -16,8 +17,7 @@ _TURNS = 3  # how often one kind of layer follows another before more of it are 
 _MASKED_TURNS = 1  # likewise where kinds differ in their masks alone, after each mask
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
+class Outline(Struct, frozen=True):
     """Which layers are drawn, and whose figures stand for which device."""
 
     layers: tuple[int, ...]

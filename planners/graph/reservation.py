@@ -5,9 +5,11 @@ same graph in the order in which it is drawn, and some reserve a little beside i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.graph.allocation import ENDLESS, most_bytes, reserved_bytes
 from planners.graph.architectures import draw, odd_layers
@@ -70,8 +72,7 @@ def compute_bytes(
         return None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Known:
+class _Known(Struct, frozen=True, eq=False):
     """A model, equal to all that have its digest: hashing its tensors would take longer."""
 
     model: ModelInfo
@@ -144,8 +145,7 @@ def _outlined(
 _Drawn = tuple[int, int, frozenset[str], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class _Sketch:
+class _Sketch(Struct, frozen=True):
     """All that a reservation depends on, its devices without names."""
 
     known: _Known

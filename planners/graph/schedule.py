@@ -5,15 +5,15 @@ they were loaded; all else follows them (ggml-backend.cpp, ggml_backend_sched_sp
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from planners.graph.tensors import VIEW_OPS, Graph, Node
 
 OFFLOAD_LEAST_BATCH = 32  # rows from which a device takes over products with the host's weights
 
 
-@dataclass(frozen=True, slots=True)
-class Backends:
+class Backends(Struct, frozen=True):
     """What the backends can do."""
 
     count: int
@@ -29,8 +29,7 @@ class Backends:
         return self.count - 1
 
 
-@dataclass(slots=True)
-class Split:
+class Split(Struct):
     """A run of nodes on one backend, and what is copied to it first."""
 
     backend: int

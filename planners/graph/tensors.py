@@ -6,7 +6,8 @@ planners, never kept beyond one reservation.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planners.errors import PlanError
 
@@ -84,8 +85,7 @@ def _span(ne: Shape, nb: Strides, size: float) -> int:
     return int(size + ((a - 1) * first + (b - 1) * second + (c - 1) * third + (d - 1) * fourth))
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """What a run of nodes adds to a graph: from `start` on, up to `end`."""
 
     start: Node

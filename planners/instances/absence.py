@@ -5,7 +5,8 @@ was here before and used, and the cards of a driver that is there and fails.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from planners.hardware import Absence, Device, DeviceId, DeviceKind
 from planners.settings import DeviceRule

@@ -1,7 +1,8 @@
 """What reconcile tells the fleet to do: one small frozen value each."""
 
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from planners.model import ModelId
 from planners.plan import InstanceId, LaunchPlan
@@ -28,8 +29,7 @@ class Departure(Enum):
     """The daemon is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Struct, frozen=True):
     """Launch a new instance."""
 
     plan: LaunchPlan
@@ -39,8 +39,7 @@ class Start:
     """Tokens that callers asked for, whether or not the plan could give them; 0 where none did."""
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(Struct, frozen=True):
     """Launch an instance in BACKOFF again, by a fresh plan."""
 
     instance_id: InstanceId
@@ -50,8 +49,7 @@ class Restart:
     """As in Start."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Struct, frozen=True):
     """Drain an instance, stop its child, forget it."""
 
     instance_id: InstanceId
@@ -73,8 +71,7 @@ class Stop:
         return Departure.CONTEXT if self.finishes else Departure.SETTINGS
 
 
-@dataclass(frozen=True, slots=True)
-class Yield:
+class Yield(Struct, frozen=True):
     """End the turn of an instance in use: let its requests end, stop it, its callers wait."""
 
     instance_id: InstanceId
@@ -88,8 +85,7 @@ class Yield:
         return Departure.CONTEXT if self.room_for is None else Departure.TURN
 
 
-@dataclass(frozen=True, slots=True)
-class Allow:
+class Allow(Struct, frozen=True):
     """Serve callers who asked for up to `context` tokens with the fewer that are loaded."""
 
     instance_id: InstanceId
@@ -97,8 +93,7 @@ class Allow:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(Struct, frozen=True):
     """Tell everyone in a model's line that it cannot be served."""
 
     model_id: ModelId
@@ -108,8 +103,7 @@ class Refuse:
     """Of the process whose end is the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(Struct, frozen=True):
     """Have another launch take an instance's place, its streams and conversations with it.
 
     Where its plan is the running one, what is wanted changed, and the launch does not.

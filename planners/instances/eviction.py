@@ -1,8 +1,9 @@
 """Which idle instances to stop so that a Shortfall closes, at the least cost."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
+
+from msgspec import Struct
 
 from planners.hardware import DeviceId, HardwareProfile
 from planners.instances.taken import taken
@@ -12,8 +13,7 @@ from planners.view import Observed
 MOST_EXACT = 12  # 4096 sets take 10 ms; above it greedy is near enough
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """An idle, unpinned instance that may be stopped. Only such are put here."""
 
     instance_id: InstanceId

@@ -3,8 +3,9 @@
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 _LONGEST_LINE = 1000  # searched of a line, so that a flood costs no more than it must
 _LONGEST_TOLD = 300
@@ -46,8 +47,7 @@ _LASTING = frozenset(
 OUT_OF_MEMORY = frozenset({ExitKind.DEVICE_OOM, ExitKind.HOST_OOM})
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(Struct, frozen=True):
     """One exit, explained."""
 
     kind: ExitKind
@@ -57,8 +57,7 @@ class Cause:
     log_tail: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Sign:
+class _Sign(Struct, frozen=True):
     """A log line that tells a cause."""
 
     kind: ExitKind

@@ -1,13 +1,13 @@
 """Models that may not run at once, as the operator grouped them. Pure."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planners.model import ServedModel, folded
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """`[[group]]`: models by name or alias, without case."""
 
     name: str

@@ -8,7 +8,8 @@ type, experts, layers, processor. The rung that a launch got ready on is remembe
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from planners.hardware import HOST, DeviceId
 from planners.instances.exits import OUT_OF_MEMORY, Cause, ExitKind
@@ -32,16 +33,14 @@ _REFUSED = re.compile(r"failed to allocate (\S{1,160}) buffer of size \d+", re.I
 _WRITTEN = re.compile(r"(\S{1,160})=(\d{1,16})")
 
 
-@dataclass(frozen=True, slots=True)
-class RungKey:
+class RungKey(Struct, frozen=True):
     """Whose rung it is: another file or another engine starts at the top again."""
 
     model_digest: str
     engine_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rung:
+class Rung(Struct, frozen=True):
     """Bytes that count as free on a device, but cannot be had for this model."""
 
     hidden_bytes: Mapping[DeviceId, int] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """The end of the ladder: what becomes of a model whose launches died of memory. Pure."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from planners.instances.actions import Refuse
 from planners.instances.exits import OUT_OF_MEMORY

@@ -5,7 +5,8 @@ A hung one shows none of that, or computes on for a caller who has left: between
 have noticed. /health alone proves little: its thread outlives a stuck decode.
 """
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.plan import LaunchPlan
 
@@ -20,8 +21,7 @@ Steps = tuple[tuple[int, ...], ...]
 """What each slot counts: its task, tokens of the prompt read, tokens of the answer written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Signs:
+class Signs(Struct, frozen=True):
     """What was seen of a busy child at one moment."""
 
     at_s: float
@@ -43,8 +43,7 @@ class Signs:
     """A count of the callers who left before their answer's end."""
 
 
-@dataclass(frozen=True, slots=True)
-class HangLimits:
+class HangLimits(Struct, frozen=True):
     """How long a busy child may show nothing of each kind, in seconds."""
 
     hang_s: float
@@ -64,8 +63,7 @@ class HangLimits:
         return 4 * (self.sample_s + 2 * self.answer_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Course:
+class Course(Struct, frozen=True):
     """What is known of a child since it became busy."""
 
     last: Signs
@@ -80,20 +78,17 @@ class Course:
     """How long it has computed like that, /slots silent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Alive:
+class Alive(Struct, frozen=True):
     """It gets on, or has nothing to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slow:
+class Slow(Struct, frozen=True):
     """It is at work, though nothing has come of it for a while."""
 
     silent_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Hung:
+class Hung(Struct, frozen=True):
     """It will not get on; the reason is the evidence."""
 
     reason: str

@@ -5,7 +5,8 @@ trial ─ an answer was served, or it lived for window_s → closed;  it died �
 A pinned model is tried without anybody who waits, MOST_OWN_TRIALS times in a row.
 """
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.durations import format_duration
 
@@ -19,8 +20,7 @@ FULL = 1.0
 HALF = 0.5  # a request that kills its child is sent once more: two deaths are one strike then
 
 
-@dataclass(frozen=True, slots=True)
-class Death:
+class Death(Struct, frozen=True):
     """An end that nobody wanted."""
 
     at_s: float
@@ -33,8 +33,7 @@ class Death:
     """It had served an answer, so the model can run."""
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(Struct, frozen=True):
     """What an instance's children died of late, and how the breaker stands."""
 
     deaths: tuple[Death, ...] = ()
@@ -43,8 +42,7 @@ class History:
     """Of the breaker, one after another with no answer between them."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestartRules:
+class RestartRules(Struct, frozen=True):
     """`[fleet]`: how often is too often."""
 
     window_s: float
@@ -54,15 +52,13 @@ class RestartRules:
     """How long it stays open the first time."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestartAt:
+class RestartAt(Struct, frozen=True):
     """Start it again at `at_s` (monotonic)."""
 
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class OpenUntil:
+class OpenUntil(Struct, frozen=True):
     """It died too often: callers are refused until `at_s`, then one load is tried for them."""
 
     at_s: float

@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.durations import format_duration
 from planners.errors import blamed_on
@@ -20,8 +22,7 @@ from planners.waiting.turns import evictable, is_pinned, patience_s, pinned_for_
 Departures = tuple[Stop | Yield, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(Struct, frozen=True):
     """A model that waits: for room on devices that is being made for it, or for what may come."""
 
     claims: frozenset[DeviceId] = frozenset()

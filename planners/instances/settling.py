@@ -5,7 +5,8 @@ machine, and stay.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.sizes import MIB
@@ -15,8 +16,7 @@ QUIET_S = 1.0  # a driver that has given nothing back by then has nothing to giv
 STEP_BYTES = 32 * MIB  # between two samples: less is the machine's own breathing
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """An instance that is gone."""
 
     at_s: float
@@ -27,8 +27,7 @@ class Ended:
     """Bytes free as last read before it ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """Bytes free at one moment."""
 
     at_s: float

@@ -2,14 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planners.hardware import HOST, DeviceId, DeviceKind, HardwareProfile
 from planners.view import InstanceState, Observed
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(Struct, frozen=True):
     """What our own instances have of the machine, by how the machine counts it."""
 
     promised: Counter[DeviceId]

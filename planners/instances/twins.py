@@ -1,13 +1,14 @@
 """Names that mean one file launched in one way: they share a process. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.model import ModelId, ServedModel
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
+class Shared(Struct, frozen=True):
     """The models as the fleet runs them: one for all names that would be launched alike."""
 
     models: Mapping[ModelId, ServedModel]

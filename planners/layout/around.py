@@ -1,7 +1,8 @@
 """A shape laid out by what its buffers take rather than by the estimate of them. Pure."""
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST

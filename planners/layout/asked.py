@@ -1,6 +1,7 @@
 """What a model and its operator ask of a launch: slots, contexts, batches, cache types."""
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.errors import PlanError
 from planners.ggml.types import CACHE_TYPES
@@ -20,13 +21,13 @@ CONTEXT_ON_HOST = 8192  # a processor needs minutes to read more than this
 EMBEDDING_CONTEXTS = (2048, 1024, 512)  # their outputs take n_vocab × 4 bytes a token
 DEVICE_UBATCHES = (512, 256, 128)  # 512 is llama.cpp's default; halving it halves the buffers
 HOST_UBATCHES = (512, 256, 128, 64, 32)
-PREFILL_STEP_S = 1.0  # a caller who leaves in prefill frees the slot within about this
+PREFILL_LEAVE_S = 1.0  # within about this a caller who leaves in prefill is noticed
+BATCHES_UNTIL_FREE = 2  # llama-server hears of it at the end of one, and has begun the next by then
 AUTOMATIC_TYPES = ("f16", "q8_0")  # half the bytes at a loss that perplexity hardly shows
 NO_FLASH_ATTENTION = ("grok",)  # llama-context.cpp turns it off for these
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """What placement may choose from."""
 
     n_parallel: int
@@ -89,8 +90,9 @@ def asked(served: ServedModel, *, rules: PlacementRules, least_context: int = 0)
 def ubatches(asked: Asked, info: ModelInfo, *, context: int, rates: Rates) -> tuple[int, ...]:
     """Batch sizes to try, largest first, for what `rates` has: devices, or HOST alone.
 
-    Between two batches the engine looks whether its caller is still there: no size is tried that
-    would take longer than PREFILL_STEP_S by the predicted speed, but for the smallest.
+    Between batches the engine looks whether its caller is still there: no size is tried that would
+    have it look later than within PREFILL_LEAVE_S by the predicted speed, but for the smallest. On
+    a processor, which reads as fast in small batches, the slot is to be free by then.
     """
     if asked.embedding:
         # The engine reads one input in one ubatch or not at all, and b10434 aborts on an encoder
@@ -99,7 +101,8 @@ def ubatches(asked: Asked, info: ModelInfo, *, context: int, rates: Rates) -> tu
     devices = [rate.flops for device_id, rate in rates.items() if device_id != HOST]
     flops = max(devices, default=rates[HOST].flops)
     sizes = DEVICE_UBATCHES if devices else HOST_UBATCHES
-    within = flops * PREFILL_STEP_S / (2 * max(_active_params(info), 1))
+    batch_s = PREFILL_LEAVE_S if devices else PREFILL_LEAVE_S / BATCHES_UNTIL_FREE
+    within = flops * batch_s / (2 * max(_active_params(info), 1))
     kept = tuple(size for size in sizes if size <= within) or sizes[-1:]
     return tuple(dict.fromkeys(min(size, context) for size in kept))
 

@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile
 from planners.reasons import Reason, unused
@@ -23,8 +25,7 @@ _BY_SPEED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(Struct, frozen=True):
     """One device's room, as one engine sees it."""
 
     device_id: DeviceId
@@ -40,8 +41,7 @@ class Budget:
     """It is the processor over again, and there only because the operator asked for it by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Budgets:
+class Budgets(Struct, frozen=True):
     """The room everywhere, fastest device first."""
 
     host_bytes: int

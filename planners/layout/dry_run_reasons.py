@@ -1,7 +1,8 @@
 """What dry runs had to do with a placement, as sentences with their numbers. Pure."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from planners.graph.kv_cache import LaunchShape
 from planners.layout.dry_runs import PreflightFailed

@@ -1,16 +1,16 @@
 """What dry runs of the engine have told, and whether more may be asked. Values alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
+
+from msgspec import Struct, field
 
 from planners.graph.kv_cache import LaunchShape
 from planners.hardware import DeviceId
 from planners.model import ModelId
 
 
-@dataclass(frozen=True, slots=True)
-class DryRunKey:
+class DryRunKey(Struct, frozen=True):
     """All that the compute buffers of a launch depend on."""
 
     engine_id: str
@@ -20,8 +20,7 @@ class DryRunKey:
     """Projector, draft model, adapters and the operator's own flags."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reserved:
+class Reserved(Struct, frozen=True):
     """A compute buffer as printed, which rounds it: no less than this, no more than that."""
 
     least_bytes: int
@@ -32,8 +31,7 @@ class Reserved:
         return min(max(n_bytes, self.least_bytes), self.most_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class PreflightFailed:
+class PreflightFailed(Struct, frozen=True):
     """A dry run that said nothing, and why. The plan stands on its own prediction."""
 
     reason: str
@@ -43,8 +41,7 @@ Told = Mapping[DeviceId, Reserved]
 """The compute buffers of a launch, without its output buffer."""
 
 
-@dataclass(frozen=True, slots=True)
-class DryRuns:
+class DryRuns(Struct, frozen=True):
     """What is known of launches that were run dry."""
 
     told: Mapping[DryRunKey, Told | PreflightFailed] = field(

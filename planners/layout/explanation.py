@@ -1,12 +1,14 @@
 """A plan's decisions with their numbers, and what each concession costs; for people and scripts."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from planners.graph.compute import MARGIN_SHARE, device_compute_bytes
 from planners.graph.kv_cache import LaunchShape, kv_cache_bytes, state_bytes
 from planners.hardware import HOST, DeviceId
 from planners.layout.asked import (
+    BATCHES_UNTIL_FREE,
     CONTEXT_ON_HOST,
     CONTEXT_WORTH_LAYERS,
     DEVICE_UBATCHES,
@@ -241,8 +243,8 @@ def _batch(info: ModelInfo, shape: LaunchShape, *, rates: Rates, speed: Speed) -
     told = f"batches of {shape.n_ubatch} tokens"
     if shape.embedding:
         return Reason(ReasonKind.BATCH, f"{told}: an input must fit into one")
-    step_s = shape.n_ubatch / speed.prompt_tokens_per_s
-    within = f"{step_s:.2g} s" if step_s >= 1 else f"{max(1, round(step_s * 1e3))} ms"
+    free_s = BATCHES_UNTIL_FREE * shape.n_ubatch / speed.prompt_tokens_per_s
+    within = f"{free_s:.2g} s" if free_s >= 1 else f"{max(1, round(free_s * 1e3))} ms"
     told += f": a caller who leaves in prefill frees the slot within {within}"
     price = _wider_price(info, shape, rates=rates, speed=speed)
     if price is not None and price.would_be < price.had * NOTICED:

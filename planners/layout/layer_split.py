@@ -7,8 +7,10 @@ of the next three in its stead, since only the last block is unlike the rest.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate, permutations
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST, DeviceId
@@ -26,16 +28,14 @@ Split = tuple[tuple[DeviceId, int], ...]
 """Layers per device in `--device` order; () is none on any."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """A split and what placement minimises: a decode step's time, a little prompt included."""
 
     shape: LaunchShape
     cost_ps: int
 
 
-@dataclass(frozen=True, slots=True)
-class Splitter:
+class Splitter(Struct, frozen=True):
     """Splits of one model over devices, as the engine and the rates have it."""
 
     measures: Measures
@@ -120,8 +120,7 @@ class Splitter:
         return max(i for i, end in enumerate(ends) if end <= max(room, 0))
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
+class _Task(Struct, frozen=True):
     """One shape to be laid out."""
 
     splitter: Splitter

@@ -4,10 +4,12 @@ Nothing here depends on the room there is, nor on the engine: only on the shape 
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from operator import add, sub
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.graph.compute import MARGIN_SHARE, device_compute_bytes, host_compute_bytes
 from planners.graph.kv_cache import LaunchShape, kept_bytes
@@ -186,8 +188,7 @@ class Measures:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Loads:
+class _Loads(Struct, frozen=True):
     """What each layer asks of its device; few kinds make up a model."""
 
     asked: tuple[Load, ...]

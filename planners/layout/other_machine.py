@@ -1,7 +1,8 @@
 """Planning for a machine that is not this one: which engines it may be assumed to have."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from planners.backends import DEFAULT_ORDER, Engine
 from planners.hardware import HardwareProfile

@@ -2,9 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from planners.backends import Engine
 from planners.errors import PlanError
@@ -41,8 +43,7 @@ class NamedTwice(PlanError):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
+class Outlook(Struct, frozen=True):
     """How a model would be launched, and on what."""
 
     served: ServedModel
@@ -58,8 +59,7 @@ class Outlook:
     """Models that nobody uses and that would be stopped for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(Struct, frozen=True):
     """All that a plan depends on but the model and the machine."""
 
     engines: tuple[Engine, ...]

@@ -12,16 +12,17 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import inf
 from operator import sub
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 MOST_EXACT = 192  # the most that unlike layers of a model so far come to is 163, output included
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """One device in the engine's order."""
 
     room_bytes: int
@@ -34,8 +35,7 @@ class Place:
     """True where at least one layer must go there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
+class Blocks(Struct, frozen=True):
     """How many layers go where, front to back, and what that costs."""
 
     n_host: int

@@ -1,7 +1,8 @@
 """One way to launch a model, not yet a plan, and the best of several. Pure."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planners.backends import Engine
 from planners.graph.kv_cache import LaunchShape
@@ -16,8 +17,7 @@ ALIKE = 1.1  # how fast two engines are on one device is told no better than thi
 WORTH_STOPPING = 1.1  # an idle model is stopped for a launch that is faster by this, not for less
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Struct, frozen=True):
     """One way to launch, not yet a plan."""
 
     engine: Engine

@@ -3,7 +3,8 @@
 Companions count, too: the projector, the draft model and the adapters.
 """
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.backends import Engine
 from planners.graph.fallback import binding_limits
@@ -33,8 +34,7 @@ from planners.preflight import corrected, is_told_of, measures
 COMPANION_MARGIN = 0.5  # of a projector's weights: its compute buffers, which nobody reports
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(Struct, frozen=True):
     """The bytes of one model's launches on one machine."""
 
     served: ServedModel

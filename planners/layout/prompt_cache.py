@@ -3,7 +3,7 @@
 llama-server's defaults, 8 GiB and 32 checkpoints per slot whatever their size, are never left.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from planners.graph.kv_cache import LaunchShape, checkpoint_bytes, kv_cache_bytes, state_bytes
 from planners.model import ModelInfo
@@ -16,8 +16,7 @@ CHECKPOINT_SHARE = 8
 MOST_CHECKPOINTS = 32  # llama-server's default count per slot
 
 
-@dataclass(frozen=True, slots=True)
-class PromptCache:
+class PromptCache(Struct, frozen=True):
     """Bounds for `--cache-ram` and `--ctx-checkpoints`, and the host bytes to fill both."""
 
     cache_ram_mib: int

@@ -5,8 +5,10 @@ It goes by estimates of the buffers; what it finds is looked at closely before i
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.backends import Engine
 from planners.graph.kv_cache import LaunchShape
@@ -29,8 +31,7 @@ MOST_ANEW = 4  # times a shape is laid out around its own buffers; two did for w
 _NOTHING: Mapping[DeviceId, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
+class Search(Struct, frozen=True):
     """One model against one machine."""
 
     served: ServedModel

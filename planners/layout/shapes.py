@@ -1,7 +1,9 @@
 """What a model may be launched as, best first: planners.placement's concessions in order. Pure."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST
@@ -16,8 +18,7 @@ from planners.model import LayerKind, ModelInfo
 WORTH_MUCH = 1.25
 
 
-@dataclass(frozen=True, slots=True)
-class Shapes:
+class Shapes(Struct, frozen=True):
     """What one model may be launched as: context, KV types, ubatch, windows, layers."""
 
     info: ModelInfo
@@ -72,8 +73,7 @@ class Shapes:
         return (s for s in shapes if s.n_ubatch == widest and not s.swa_full)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tries:
+class _Tries(Struct, frozen=True):
     """The shapes that one set of devices is tried with."""
 
     shapes: Shapes

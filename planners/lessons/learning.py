@@ -6,9 +6,11 @@ nobody can tell whose time it was. Bytes: a launch with the very same key is exa
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST, DeviceId, HardwareProfile
@@ -254,8 +256,7 @@ def _median(values: Sequence[float]) -> float:
     return (ordered[half] + ordered[~half]) / 2
 
 
-@dataclass(frozen=True, slots=True)
-class _Explanation:
+class _Explanation(Struct, frozen=True):
     """The prediction, turned round: which rate would have made it come true."""
 
     owner: DeviceId

@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile, Host
 from planners.lessons.samples import NOTHING_LEARNED, Learned
@@ -69,8 +71,7 @@ PCIE_BYTES_PER_S = 12e9  # PCIe 3.0 x16 in practice, 4.0 x8 too
 REMOTE_LINK_BYTES_PER_S = 117e6  # gigabit Ethernet
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(Struct, frozen=True):
     """What one device, or HOST, does in a second."""
 
     bytes_per_s: float

@@ -5,8 +5,9 @@ Made by the supervisor, turned into lessons by planners.lessons.learning, read b
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
+
+from msgspec import Struct, field
 
 from planners.graph.kv_cache import LaunchShape
 from planners.hardware import DeviceId
@@ -15,8 +16,7 @@ from planners.model import ModelId, ModelSettings
 from planners.plan import DeviceBytes, LaunchPlan
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchKey:
+class LaunchKey(Struct, frozen=True):
     """Launches with the same key take the same buffers and serve at the same speed."""
 
     engine_id: str
@@ -27,8 +27,7 @@ class LaunchKey:
     """12 hex digits over every flag that counts: not the prompt cache's, nor paths and names."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchSample:
+class LaunchSample(Struct, frozen=True):
     """One launch and what became of it."""
 
     launch: str
@@ -51,8 +50,7 @@ class LaunchSample:
     """What the next launch must do without, as a ladder writes it; None: nothing yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class RateSample:
+class RateSample(Struct, frozen=True):
     """One request that had its child to itself."""
 
     at: float
@@ -68,8 +66,7 @@ class RateSample:
     """The rate of its arithmetic that explains the prompt, within bounds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lesson:
+class Lesson(Struct, frozen=True):
     """What all samples of one key say."""
 
     launches: int = 0
@@ -84,8 +81,7 @@ class Lesson:
     prompt_tokens_per_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Learned:
+class Learned(Struct, frozen=True):
     """What was observed on this machine, which outranks every table."""
 
     bytes_per_s: Mapping[DeviceId, float]

@@ -6,7 +6,9 @@ predicted as for any launch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.backends import Engine, preferred
 from planners.errors import PlanError
@@ -28,8 +30,7 @@ class BadMove(PlanError):
     """What was asked for is no launch of this model on this machine."""
 
 
-@dataclass(frozen=True, slots=True)
-class ByHand:
+class ByHand(Struct, frozen=True):
     """What an operator names; None leaves it as it runs."""
 
     layers: int | None = None

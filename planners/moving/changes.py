@@ -8,8 +8,9 @@ Pure.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from math import inf
+
+from msgspec.structs import replace
 
 from planners.instances.actions import Move, Stop
 from planners.instances.room import context_of, planned

@@ -7,8 +7,9 @@ Pure. What was measured of each way is cited as "migration": the engine's behavi
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST, DeviceId
@@ -49,8 +50,7 @@ class Way(Enum):
     FORGOTTEN = "forgotten"  # an idle one that finds no place, or does not fit
 
 
-@dataclass(frozen=True, slots=True)
-class Occupied:
+class Occupied(Struct, frozen=True):
     """A slot with something in it."""
 
     slot: int
@@ -65,8 +65,7 @@ class Occupied:
     """Monotonic."""
 
 
-@dataclass(frozen=True, slots=True)
-class Carriage:
+class Carriage(Struct, frozen=True):
     """Whether caches travel between two launches, and why not."""
 
     carry: Carry
@@ -75,8 +74,7 @@ class Carriage:
     """The stream count that slot files must be rewritten to; None where they fit as they are."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotMove:
+class SlotMove(Struct, frozen=True):
     """One slot's part."""
 
     slot: int
@@ -86,72 +84,61 @@ class SlotMove:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(Struct, frozen=True):
     """Grant no new slot of the source; who asks waits in the line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Struct, frozen=True):
     """Let a reply end by itself."""
 
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class Park:
+class Park(Struct, frozen=True):
     """Close the streams of these slots upstream, all together, and wait until they are idle."""
 
     slots: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Save:
+class Save(Struct, frozen=True):
     """Write a slot's file."""
 
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class StartTarget:
+class StartTarget(Struct, frozen=True):
     """Launch the wanted plan and wait until it is ready."""
 
 
-@dataclass(frozen=True, slots=True)
-class StopSource:
+class StopSource(Struct, frozen=True):
     """End the child that ran, and wait until its memory is back."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bridge:
+class Bridge(Struct, frozen=True):
     """Rewrite a slot's file for the target's number of streams."""
 
     slot: int
     n_stream: int
 
 
-@dataclass(frozen=True, slots=True)
-class Restore:
+class Restore(Struct, frozen=True):
     """Have the target read a slot's file."""
 
     slot: int
     to_slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class Switch:
+class Switch(Struct, frozen=True):
     """From here on, leases are the target's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(Struct, frozen=True):
     """Go on with these replies, all together; (slot before, slot now), None waits for a slot."""
 
     slots: tuple[tuple[int, int | None], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RemoveFiles:
+class RemoveFiles(Struct, frozen=True):
     """Take these slots' files from the disk; one that waits for a slot still needs its own."""
 
     slots: tuple[int, ...]
@@ -163,8 +150,7 @@ Step = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class MigrationPlan:
+class MigrationPlan(Struct, frozen=True):
     """One move of one instance."""
 
     instance_id: InstanceId

@@ -5,7 +5,9 @@ A yield, a lowered limit and pressure come to the same: so many bytes too much o
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.errors import PlanError, blamed_on
 from planners.hardware import HOST, DeviceId, HardwareProfile
@@ -26,8 +28,7 @@ LEAST_CONTEXT = 4096  # that an automatic context shrinks to, as placement leave
 SHRINKS = (2, 4, 8)  # parts of the context that are tried
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(Struct, frozen=True):
     """An option, and the launch that it takes; None where it is to end."""
 
     option: Option

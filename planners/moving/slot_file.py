@@ -11,7 +11,8 @@ bytes are wanted comes out, bytes come in.
 
 import struct
 from collections.abc import Generator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planners.errors import PlanError
 from planners.graph.kv_cache import LaunchShape, cache_type, kv_cells, state_bytes
@@ -32,8 +33,7 @@ class SlotFileError(PlanError):
     """A slot file that is not what its model's would be; it is of no use then."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """A part of a file."""
 
     at: int
@@ -45,8 +45,7 @@ class Span:
         return self.at + self.n_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SlotMemory:
+class SlotMemory(Struct, frozen=True):
     """What a model keeps of a slot, in a file's order: KV caches, then a recurrent state."""
 
     n_caches: int
@@ -56,8 +55,7 @@ class SlotMemory:
     has_state: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SavedCache:
+class SavedCache(Struct, frozen=True):
     """One KV cache within a file."""
 
     at: int
@@ -68,8 +66,7 @@ class SavedCache:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class SlotLayout:
+class SlotLayout(Struct, frozen=True):
     """Where in a file what lies."""
 
     n_ids: int

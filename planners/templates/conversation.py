@@ -5,7 +5,9 @@ user's message and its answer; the last run ends where the answer is to be put.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.templates.go_nodes import (
     Block,
@@ -22,8 +24,7 @@ from planners.templates.go_values import Message, Raw, Tools, Value
 _ANSWER = Output(Field(Dot(), "Response"))
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(Struct, frozen=True):
     """One message of a conversation."""
 
     role: str
@@ -34,8 +35,7 @@ class Said:
     """JSON objects, `{"function": {"name": …, "arguments": {…}}}`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
+class Template(Struct, frozen=True):
     """A TEMPLATE layer that is understood."""
 
     nodes: tuple[Node, ...]

@@ -1,7 +1,8 @@
 """What a model's TEMPLATE layer comes to for its llama-server. Pure."""
 
-from dataclasses import dataclass
 from functools import lru_cache
+
+from msgspec import Struct
 
 from planners.templates.conversation import read
 from planners.templates.go_nodes import BadTemplate
@@ -10,8 +11,7 @@ from planners.templates.jinja import jinja
 _REMEMBERED = 256  # layers; a folder is looked at again and again
 
 
-@dataclass(frozen=True, slots=True)
-class GivenTemplate:
+class GivenTemplate(Struct, frozen=True):
     """The chat template of a model whose file has none of its own."""
 
     jinja: str

@@ -1,8 +1,9 @@
 """What a template is once it is read: nodes, terms, and why it is not rendered. Pure."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 
 class BadTemplate(ValueError):
@@ -21,35 +22,30 @@ class Unknown(BadTemplate):
         super().__init__(f"it uses {what[:80]}, which is not known here")
 
 
-@dataclass(frozen=True, slots=True)
-class Dot:
+class Dot(Struct, frozen=True):
     """`.`: what the innermost `with` or `range` is about; outside of them, everything."""
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
+class Variable(Struct, frozen=True):
     """`$name`; `$` alone is everything, wherever it stands."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Literal:
+class Literal(Struct, frozen=True):
     """A value that the template spells out."""
 
     value: str | int | bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Struct, frozen=True):
     """`of.name`."""
 
     of: "Term"
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """A function of go_syntax.FUNCTIONS and what it is called with."""
 
     function: str
@@ -60,22 +56,19 @@ Term = Dot | Variable | Literal | Field | Call
 """What has a value. A pipeline is the Call of its last command, what is piped its last argument."""
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(Struct, frozen=True):
     """What stands between actions, trimmed already."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(Struct, frozen=True):
     """An action that prints."""
 
     term: Term
 
 
-@dataclass(frozen=True, slots=True)
-class Assign:
+class Assign(Struct, frozen=True):
     """`$name := term`, or `=` for one that exists."""
 
     name: str
@@ -91,8 +84,7 @@ class BlockKind(Enum):
     RANGE = "range"
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Struct, frozen=True):
     """A body under a condition, with another value as its dot, or once for each of many."""
 
     kind: BlockKind

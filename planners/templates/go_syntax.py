@@ -10,7 +10,8 @@ refused by its name: a template that is half understood would put words into a m
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planners.templates.go_nodes import (
     Assign,
@@ -73,8 +74,7 @@ def parsed(source: str) -> tuple[Node, ...]:
     return nodes
 
 
-@dataclass(frozen=True, slots=True)
-class _Action:
+class _Action(Struct, frozen=True):
     body: str
 
 

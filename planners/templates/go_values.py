@@ -14,8 +14,7 @@ _HTML = {char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 """What Go's encoding/json escapes so that JSON may stand in a page."""
 
 
-@dataclass(frozen=True, slots=True)
-class Raw:
+class Raw(msgspec.Struct, frozen=True):
     """A value of JSON that callers gave, printed and encoded as such: a tool, its arguments."""
 
     value: object
@@ -23,8 +22,7 @@ class Raw:
     """By the names that templates know them by; empty where they know none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True):
     """One message; it has no text of its own."""
 
     fields: "Mapping[str, Value]"

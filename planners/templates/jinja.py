@@ -6,9 +6,10 @@ none, or is used as its kind cannot be, is refused. The tests hold the engine's 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from itertools import count
+
+from msgspec import Struct
 
 from planners.templates.conversation import Template, until_answer
 from planners.templates.go_nodes import (
@@ -49,8 +50,7 @@ class Kind(Enum):
     JSON = "JSON"
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
+class _Value(Struct, frozen=True):
     """An expression of Jinja, in parentheses where it needs them."""
 
     text: str

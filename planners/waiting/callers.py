@@ -1,9 +1,11 @@
 """Which priority a caller has: by its id or name, its address, or its network. Pure."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from planners.waiting.line import Priority
 
@@ -23,8 +25,7 @@ class CallerRule(NamedTuple):
     priority: Priority
 
 
-@dataclass(frozen=True, slots=True)
-class Callers:
+class Callers(Struct, frozen=True):
     """The rules, ready to be asked."""
 
     names: Mapping[str, Priority] = field(default_factory=dict)

@@ -1,7 +1,8 @@
 """Callers who want another context than is loaded: a launch with more, or what there is. Pure."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from planners.instances.actions import Allow, Stop, Yield
 from planners.instances.room import freeable, make_room, planned

@@ -7,9 +7,10 @@ included: who is first of its caller's is served within `most_grants` turns, wha
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
+
+from msgspec import Struct, field
 
 LONGEST_RETRY_S = 60.0  # the clients of OpenAI and Anthropic heed no longer one
 
@@ -65,8 +66,7 @@ def retry_after_s(waiting: int, *, held_s: float, n_slots: int) -> float:
     return min(max(1.0, waiting * held_s / max(1, n_slots)), LONGEST_RETRY_S)
 
 
-@dataclass(slots=True)
-class _Rank(Generic[W]):
+class _Rank(Struct, Generic[W]):
     """Those of one priority: a queue per caller, the caller whose turn it is first."""
 
     due: int = 0

@@ -1,7 +1,8 @@
 """What `inferenceosctl models` shows: all that is on offer, and what could not be."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planners.capabilities import capabilities
 from planners.instances.twins import shared
@@ -9,8 +10,7 @@ from planners.model import BrokenFile, ModelId, ServedModel
 from planners.view import Observed
 
 
-@dataclass(frozen=True, slots=True)
-class ModelReport:
+class ModelReport(Struct, frozen=True):
     """One model on offer."""
 
     model: str
@@ -32,8 +32,7 @@ class ModelReport:
     """UTC seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelsReport:
+class ModelsReport(Struct, frozen=True):
     """Everything `inferenceosctl models` shows."""
 
     models: tuple[ModelReport, ...]

@@ -1,10 +1,9 @@
 """What migrations come to, and those under way, for people and scripts."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class MoveReport:
+class MoveReport(Struct, frozen=True):
     """A model that moved."""
 
     model: str
@@ -24,8 +23,7 @@ class MoveReport:
     parallel: int
 
 
-@dataclass(frozen=True, slots=True)
-class MigrationReport:
+class MigrationReport(Struct, frozen=True):
     """A move under way."""
 
     model: str
@@ -39,8 +37,7 @@ class MigrationReport:
     parallel: int
 
 
-@dataclass(frozen=True, slots=True)
-class YieldReport:
+class YieldReport(Struct, frozen=True):
     """Memory that others have."""
 
     device: str
@@ -53,8 +50,7 @@ class YieldReport:
     """Until it is taken back; None: for ever."""
 
 
-@dataclass(frozen=True, slots=True)
-class YieldsReport:
+class YieldsReport(Struct, frozen=True):
     """All of it, or what was taken back."""
 
     yields: tuple[YieldReport, ...]

@@ -1,10 +1,9 @@
 """What an order came to: load, unload, retry, reload, forget."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class LoadReport:
+class LoadReport(Struct, frozen=True):
     """A model that is loaded."""
 
     model: str
@@ -12,8 +11,7 @@ class LoadReport:
     """0.0 where it was loaded before."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnloadReport:
+class UnloadReport(Struct, frozen=True):
     """A model that is not loaded, or will not be once its requests are done."""
 
     model: str
@@ -22,16 +20,14 @@ class UnloadReport:
     """True where it is loaded again by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class RetryReport:
+class RetryReport(Struct, frozen=True):
     """A model whose failures are forgotten; its next request tries it anew."""
 
     model: str
     had_failed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ReloadReport:
+class ReloadReport(Struct, frozen=True):
     """What reading the configuration again changed."""
 
     changed: tuple[str, ...]
@@ -40,8 +36,7 @@ class ReloadReport:
     """Changed settings that only a new daemon takes up."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetReport:
+class ForgetReport(Struct, frozen=True):
     """What was learned and is forgotten."""
 
     what: str

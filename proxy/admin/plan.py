@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planners.argv import child_argv
 from planners.errors import PlanError
@@ -17,8 +18,7 @@ MAX_TOGETHER = 8  # models in one question
 SOCKET, FOLDER = "SOCKET", "FOLDER"  # where a flag's value is drawn anew at each launch
 
 
-@dataclass(frozen=True, slots=True)
-class ShortfallReport:
+class ShortfallReport(Struct, frozen=True):
     """Why a model does not fit."""
 
     model: str
@@ -26,8 +26,7 @@ class ShortfallReport:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceReport:
+class PlaceReport(Struct, frozen=True):
     """What a plan takes on one device, or on the host, and what it leaves."""
 
     device: str
@@ -47,8 +46,7 @@ class PlaceReport:
     """Of what is free, once it is loaded; devices that share the host's memory counted there."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnusedReport:
+class UnusedReport(Struct, frozen=True):
     """A device that the plan leaves alone."""
 
     device: str
@@ -56,8 +54,7 @@ class UnusedReport:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class PlanReport:
+class PlanReport(Struct, frozen=True):
     """How a model would be launched; of `plan` and `shortfall` exactly one is there."""
 
     plan: LaunchPlan | None
@@ -76,8 +73,7 @@ class PlanReport:
     """Models that nobody uses and that would be stopped for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SumReport:
+class SumReport(Struct, frozen=True):
     """What several plans take of one device, or of the host, all together."""
 
     device: str
@@ -90,8 +86,7 @@ class SumReport:
     """Of what is free, once all are loaded; devices that share the host's memory counted there."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlansReport:
+class PlansReport(Struct, frozen=True):
     """How several models would be launched beside each other."""
 
     plans: tuple[PlanReport, ...]

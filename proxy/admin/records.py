@@ -1,7 +1,8 @@
 """What happened, and what processes wrote: read back, or followed as it goes on."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 DEFAULT_LINES = 100
 MAX_LINES = 100_000
@@ -9,16 +10,14 @@ DEFAULT_EVENTS = 100
 MAX_EVENTS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class LogReport:
+class LogReport(Struct, frozen=True):
     """The last lines that a model's process wrote."""
 
     model: str
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class EventReport:
+class EventReport(Struct, frozen=True):
     """One thing that happened."""
 
     at: float
@@ -30,15 +29,13 @@ class EventReport:
     facts: Mapping[str, str | int | float | bool | None]
 
 
-@dataclass(frozen=True, slots=True)
-class EventsReport:
+class EventsReport(Struct, frozen=True):
     """What happened, oldest first."""
 
     events: tuple[EventReport, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Followed:
+class Followed(Struct, frozen=True):
     """One line of a stream of what happens. One that tells nothing is a sign of life."""
 
     event: EventReport | None = None

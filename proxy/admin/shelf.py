@@ -1,7 +1,5 @@
 """What `inferenceosctl pull`, `rm`, `cp` and `show` are told: models that come, go, are there."""
 
-from dataclasses import dataclass
-
 import msgspec
 
 
@@ -15,15 +13,13 @@ class PullLine(msgspec.Struct, omit_defaults=True):
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DoneReport:
+class DoneReport(msgspec.Struct, frozen=True):
     """That it is done: a model of that name came or went."""
 
     model: str
 
 
-@dataclass(frozen=True, slots=True)
-class ShowReport:
+class ShowReport(msgspec.Struct, frozen=True):
     """All that `inferenceosctl show` tells of a model."""
 
     model: str

@@ -5,7 +5,8 @@ JSON knows no infinity, so "for ever" is a field of its own.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planners.backends import Engine, RejectedEngine
 from planners.hardware import HOST, Device, HardwareProfile, Note
@@ -19,8 +20,7 @@ from proxy.admin.moves import MigrationReport, YieldReport
 CALLERS_SHOWN = 20  # of a line
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryReport:
+class MemoryReport(Struct, frozen=True):
     """What one instance takes on one device."""
 
     device: str
@@ -34,8 +34,7 @@ class MemoryReport:
     """Of that, taken as the model was loaded; None where nobody told."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayersReport:
+class LayersReport(Struct, frozen=True):
     """The layers of one instance on one device, output layer included."""
 
     device: str
@@ -43,8 +42,7 @@ class LayersReport:
     layers: int
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedReport:
+class SpeedReport(Struct, frozen=True):
     """Tokens/s and seconds of one launch: as planned, and as its like were measured here."""
 
     predicted_decode_tokens_per_s: float | None
@@ -60,8 +58,7 @@ class SpeedReport:
     """That it is of."""
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceReport:
+class InstanceReport(Struct, frozen=True):
     """One llama-server process, or the wish for one."""
 
     instance: str
@@ -94,8 +91,7 @@ class InstanceReport:
     speed: SpeedReport
 
 
-@dataclass(frozen=True, slots=True)
-class CallerReport:
+class CallerReport(Struct, frozen=True):
     """One caller in a model's line."""
 
     caller: str
@@ -105,8 +101,7 @@ class CallerReport:
     """Of its first request; 1 is the next to be served."""
 
 
-@dataclass(frozen=True, slots=True)
-class LineReport:
+class LineReport(Struct, frozen=True):
     """The requests that wait for one model."""
 
     model: str
@@ -116,8 +111,7 @@ class LineReport:
     """Those that are served next, CALLERS_SHOWN at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceReport:
+class DeviceReport(Struct, frozen=True):
     """One device, or the host's memory, as `host`."""
 
     device: str
@@ -132,8 +126,7 @@ class DeviceReport:
     is_used: bool
 
 
-@dataclass(frozen=True, slots=True)
-class EngineReport:
+class EngineReport(Struct, frozen=True):
     """A llama-server binary that was tried."""
 
     path: str
@@ -144,8 +137,7 @@ class EngineReport:
     """Why it is not used; None for one that is."""
 
 
-@dataclass(frozen=True, slots=True)
-class LockReport:
+class LockReport(Struct, frozen=True):
     """What locks the public port."""
 
     keys: int
@@ -159,8 +151,7 @@ class LockReport:
     """Why what the files hold now is not in force."""
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonReport:
+class DaemonReport(Struct, frozen=True):
     """The daemon itself."""
 
     version: str
@@ -176,8 +167,7 @@ class DaemonReport:
     """None of a daemon that knows of none."""
 
 
-@dataclass(frozen=True, slots=True)
-class StatusReport:
+class StatusReport(Struct, frozen=True):
     """Everything `inferenceosctl status` shows."""
 
     daemon: DaemonReport

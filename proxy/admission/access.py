@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from msgspec import Struct
 
 from proxy.errors import BadRequest
 
@@ -38,8 +39,7 @@ _PREFLIGHT: Headers = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(Struct, frozen=True):
     """The request goes on; its reply carries these headers."""
 
     headers: Headers = ()
@@ -53,8 +53,7 @@ class _Own(Enum):
     NAME = "name"
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(Struct, frozen=True):
     """The request is answered here, without a body."""
 
     status: int

@@ -7,8 +7,9 @@ import base64
 import binascii
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from proxy.admission.keys import KeyRing, Scope
 from proxy.admission.scopes import is_management, scope_of
@@ -73,8 +74,7 @@ class Management(Enum):
     OFF = "off"
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Struct, frozen=True):
     """Who is let in."""
 
     key_id: str | None
@@ -88,8 +88,7 @@ class Caller:
 _ANYBODY = Caller(None, is_known=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
+class Gate(Struct, frozen=True):
     """The keys in force and where they are needed."""
 
     ring: KeyRing

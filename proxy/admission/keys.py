@@ -9,8 +9,9 @@ import hashlib
 import hmac
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum
+
+from msgspec import Struct
 
 PREFIX = "sk-ios"  # some clients refuse keys without sk-; the rest is for scanners of secrets
 ID_BYTES = 4
@@ -40,8 +41,7 @@ class Scope(IntEnum):
 SCOPES = {scope.word: scope for scope in Scope}
 
 
-@dataclass(frozen=True, slots=True)
-class ApiKey:
+class ApiKey(Struct, frozen=True):
     """One key as it is kept."""
 
     key_id: str

@@ -1,7 +1,6 @@
 """A request of another dialect, asked of the child as a chat, and the reply as the dialect says."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -69,8 +68,7 @@ class _Over(Exception):
     """What a child has still to say is of no interest."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatTurn:
+class ChatTurn(msgspec.Struct, frozen=True):
     """One request to one model, as the child's chat body; sent by `answer` or `count`."""
 
     door: Door

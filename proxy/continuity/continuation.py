@@ -10,8 +10,6 @@
 Pure: bytes and values in, values out. What was measured of each way: llama-server b10434.
 """
 
-from dataclasses import dataclass
-
 import msgspec
 
 from proxy.child.chunks import ABSENT, NULL
@@ -20,18 +18,15 @@ from proxy.continuity.delivered import Kind, Told
 MAX_SEED = (1 << 32) - 2  # uint32; the last one means a random seed (llama.h LLAMA_DEFAULT_SEED)
 
 
-@dataclass(frozen=True, slots=True)
-class Resend:
+class Resend(msgspec.Struct, frozen=True):
     """Send the request as it was: nobody has seen anything of the reply."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(msgspec.Struct, frozen=True):
     """Send the request as it was, and drop what was delivered."""
 
 
-@dataclass(frozen=True, slots=True)
-class Continue:
+class Continue(msgspec.Struct, frozen=True):
     """Send the request with `extra` members, which have the child write on where it ended."""
 
     extra: bytes
@@ -41,16 +36,14 @@ class Continue:
     """Whether the whole is what one child would have written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True):
     """Write the end: all that the child would have written was delivered."""
 
     finish_reason: str
     sent_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Impossible:
+class Impossible(msgspec.Struct, frozen=True):
     """Tell the caller: no way would give the reply that was begun."""
 
     reason: str
@@ -189,8 +182,7 @@ def _begun(asked: Asked, kind: Kind) -> str:
     return _as_text(last.content) or ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Obstacle:
+class _Obstacle(msgspec.Struct, frozen=True):
     """Why text alone does not carry a reply."""
 
     why: str

@@ -3,7 +3,6 @@
 Keeping costs no copy, as what went out is not changed; who asks afterwards pays for reading.
 """
 
-from dataclasses import dataclass, field
 from enum import Enum
 
 import msgspec
@@ -169,19 +168,18 @@ def pieces(chunk: Chunk, kind: Kind) -> list[tuple[Channel, str]]:
     return found
 
 
-@dataclass(slots=True)
-class Told:
+class Told(msgspec.Struct):
     """What the caller has, read."""
 
     kind: Kind
-    texts: dict[Channel, str] = field(default_factory=dict)
-    finishes: dict[int, str] = field(default_factory=dict)
+    texts: dict[Channel, str] = msgspec.field(default_factory=dict)
+    finishes: dict[int, str] = msgspec.field(default_factory=dict)
     """Why each choice ended, of those that have."""
-    call_ids: dict[tuple[int, int], str] = field(default_factory=dict)
+    call_ids: dict[tuple[int, int], str] = msgspec.field(default_factory=dict)
     """Random ones, by choice and call: the caller answers under these."""
-    roles: set[int] = field(default_factory=set)
+    roles: set[int] = msgspec.field(default_factory=set)
     """Choices whose role was told."""
-    first: Chunk = field(default_factory=Chunk)
+    first: Chunk = msgspec.field(default_factory=Chunk)
     """Whose id and time the whole reply has."""
     usage: Usage | None = None
     is_done: bool = False

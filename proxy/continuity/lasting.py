@@ -8,7 +8,6 @@ What was read here counts as delivered. It knows neither dialects nor models.
 """
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
@@ -36,8 +35,7 @@ from proxy.errors import UpstreamGone
 ONE_AGAIN = 1  # the last token of a prompt is computed anew whatever is cached
 
 
-@dataclass(frozen=True, slots=True)
-class Resumption:
+class Resumption(msgspec.Struct, frozen=True):
     """How a reply went on after its child was lost."""
 
     way: str

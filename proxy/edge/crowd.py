@@ -6,17 +6,16 @@ opens them all would leave none for the others.
 
 import math
 from collections import Counter
-from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 
 import structlog
+from msgspec import Struct
 
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class CrowdLimits:
+class CrowdLimits(Struct, frozen=True):
     """Connections at once. Defaults are config.py's business."""
 
     in_all: int

@@ -8,12 +8,12 @@ Knows nothing of routes and dialects: who sends no request is answered in plain 
 
 import asyncio
 import urllib.parse
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 import httptools
 import structlog
+from msgspec import Struct
 from uvicorn._types import ASGI3Application, ASGIVersions, HTTPScope
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -48,8 +48,7 @@ class Unacceptable(Exception):
     """A head that parses, and yet is no request that we answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
+class Patience(Struct, frozen=True):
     """How long a caller is waited for."""
 
     idle_s: float = 75.0  # as nginx; a client that pools must not find its connection closed

@@ -1,7 +1,8 @@
 """Turns a child's stream into Ollama's reply, as lines or as one object."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.child.refusals import refusal
 from proxy.child.sse import EventReader
@@ -18,8 +19,7 @@ ContextOf = Callable[[Lease, bytes], Awaitable[tuple[int, ...]]]
 """The token ids of the conversation so far, given the reply's text as a JSON string."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answering:
+class Answering(Struct, frozen=True):
     """How one request is answered; `hear` is called anew for each child that is asked."""
 
     door: Door

@@ -1,6 +1,5 @@
 """POST /api/chat and POST /api/generate: loaded, unloaded, refused, or asked of the child."""
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -101,8 +100,7 @@ async def _generate(turn: "_Turn", request: GenerateRequest, options: Options) -
     return await turn.ask(COMPLETION, told, options, context_of)
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
+class _Turn(msgspec.Struct, frozen=True):
     """One request to one model, and what can be done with it."""
 
     door: Door

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import monotonic
 
 import msgspec
@@ -40,15 +39,13 @@ _UNKNOWN = 'model "{}" not found, try pulling it first'
 _REPLY = msgspec.json.Decoder(_Reply)
 
 
-@dataclass(frozen=True, slots=True)
-class _Embedded:
+class _Embedded(msgspec.Struct, frozen=True):
     vectors: tuple[list[float], ...]
     prompt_tokens: int
     load_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Wish:
+class _Wish(msgspec.Struct, frozen=True):
     """What is to be embedded, and how."""
 
     model: ServedModel

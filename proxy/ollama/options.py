@@ -2,8 +2,9 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn
+
+from msgspec import Struct
 
 from planners.recipe import Recipe
 from proxy.engine_limits import MAX_WINDOW
@@ -12,8 +13,7 @@ from proxy.errors import BadOption
 INT32 = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(Struct, frozen=True):
     """What a request's options come to."""
 
     sampling: tuple[tuple[str, object], ...]
@@ -24,8 +24,7 @@ class Options:
     """Tokens that stay at a prompt's beginning where the prompt may be cut."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Sampler:
+class _Sampler(Struct, frozen=True):
     kind: type[int] | type[float]
     name: str
     default: float

@@ -1,6 +1,5 @@
 """Ollama's reply objects, written from llama-server's JSON without decoding its texts."""
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import monotonic, time_ns
 
@@ -41,8 +40,7 @@ def json_string(text: str) -> bytes:
     return msgspec.json.encode(text)
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """What the last object of a reply tells."""
 
     reason: str

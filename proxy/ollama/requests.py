@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -17,8 +16,7 @@ from proxy.ollama.options import Options, read_options, sampling_of
 THINK_LEVELS = ("high", "medium", "low", "max")
 
 
-@dataclass(frozen=True, slots=True)
-class Common:
+class Common(msgspec.Struct, frozen=True):
     """What both requests have."""
 
     model: str
@@ -43,8 +41,7 @@ class Common:
         return read_options(sampling_of(recipe) | told)
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
+class ChatRequest(msgspec.Struct, frozen=True):
     """POST /api/chat."""
 
     common: Common
@@ -59,8 +56,7 @@ class ChatRequest:
         return (*system, *history(recipe), *self.messages)
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateRequest:
+class GenerateRequest(msgspec.Struct, frozen=True):
     """POST /api/generate."""
 
     common: Common

@@ -7,9 +7,9 @@ asked for those after it.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.child.chunks import NULL
 from proxy.child.refusals import event_error, refusal
@@ -56,8 +56,7 @@ _PART = msgspec.json.Decoder(_Part)
 _MEMBERS = msgspec.json.Decoder(_Members)
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
+class Choices(msgspec.Struct, frozen=True):
     """What is asked for, and of whom; `hear_…` may be called again, and starts anew."""
 
     door: Door
@@ -161,13 +160,12 @@ class Choices:
             self.door.service.report(lease, usage)
 
 
-@dataclass(slots=True)
-class _Told:
+class _Told(msgspec.Struct):
     """A stream of several choices so far."""
 
-    parts: dict[int, _Part] = field(default_factory=dict)
+    parts: dict[int, _Part] = msgspec.field(default_factory=dict)
     """The last of each choice that says what it took."""
-    _head: _Members = field(default_factory=dict)
+    _head: _Members = msgspec.field(default_factory=dict)
     """What all chunks have alike: that of the first."""
 
     def chunk(self, event: bytes, index: int, shows_progress: bool, socket_path: str) -> bytes:

@@ -4,7 +4,6 @@ The child counts the tokens; it is asked only where the prompt is so long that i
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -43,8 +42,7 @@ async def token_ids(
     return (await ask(door, lease, TOKENS, target=b"/tokenize", body=body)).tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """What the child is to read: a chat to be rendered, or texts and token ids."""
 
     chat: bytes = b""
@@ -80,8 +78,7 @@ class Prompt:
         return n_prompt if n_prompt > n_ctx else None
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(msgspec.Struct, frozen=True):
     """One prompt, and the most tokens it may have."""
 
     door: Door
@@ -146,8 +143,7 @@ def bounding(
     return check
 
 
-@dataclass(frozen=True, slots=True)
-class Infill:
+class Infill(msgspec.Struct, frozen=True):
     """What stands around a gap.
 
     Of the prefix llama-server (b10434, format_prompt_infill) reads the end, three quarters of its

@@ -4,7 +4,6 @@ What is dropped is counted as the child counts: by its template and its tokens.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -18,8 +17,7 @@ Body = Mapping[str, Any]
 """A request as a child takes it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shortened:
+class Shortened(msgspec.Struct, frozen=True):
     """A body to send instead of another, and how many tokens of the other's prompt it lacks."""
 
     told: Body

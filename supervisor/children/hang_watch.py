@@ -7,10 +7,10 @@ What the signs mean is decided by planners.instances.progress.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from time import monotonic
 
 import structlog
+from msgspec.structs import replace
 
 from planners.instances.progress import (
     Course,

@@ -10,17 +10,16 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from msgspec import Struct
 
 MARK = "SUPERVISED_BY_INFERENCEOSD"  # not INFERENCEOSD_*: those are settings
 LOOK_S = 0.02  # cadence of looking whether a killed process is gone
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
+class Leftover(Struct, frozen=True):
     """A process that its daemon left behind."""
 
     pid: int

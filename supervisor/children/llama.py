@@ -7,7 +7,6 @@ LLAMA_SERVER_ROUTER_PORT in the environment; without them /health alone decides.
 
 import errno
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import httpx
 import msgspec
@@ -21,8 +20,7 @@ EXIT_LINE = b"cmd_router_to_child:exit\n"
 """Ends a loaded child that speaks the protocol. SIGTERM would not: it then waits for its stdin."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChildState:
+class ChildState(msgspec.Struct, frozen=True):
     """One state line."""
 
     state: str
@@ -64,8 +62,7 @@ def client_of(socket_path: str, *, timeout_s: float | None) -> httpx.AsyncClient
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SlotsTold:
+class SlotsTold(msgspec.Struct, frozen=True):
     """What /slots says of the work under way."""
 
     busy: int

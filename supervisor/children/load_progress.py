@@ -5,7 +5,8 @@ A line or a step that comes again is no progress, and no load goes on for ever.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 LOOK_S = 1.0  # of silence, after which its disk reads are looked at
 MAX_LINES = 5_000  # that count; a load at -lv 4 writes some 400
@@ -14,8 +15,7 @@ _STAMP = re.compile(r"[\d.:, TZ\[\]-]*(?:[IWED] )?")
 """What llama-server writes before a line: a time, and a letter for the level."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadLimits:
+class LoadLimits(Struct, frozen=True):
     """How long a load may take, in seconds."""
 
     stall_s: float

@@ -3,15 +3,14 @@
 import os
 import re
 import sys
-from dataclasses import dataclass
 
 import psutil
+from msgspec import Struct
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Struct, frozen=True):
     """What it has done so far, and whether it would do more now."""
 
     cpu_s: float

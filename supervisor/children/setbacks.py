@@ -4,7 +4,9 @@ Decides, and acts on nothing: the instance enters the state that it is told.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.hardware import DeviceId
 from planners.instances.exits import OUT_OF_MEMORY, Cause, ExitKind, is_hopeless
@@ -28,8 +30,7 @@ ENGINE_RETRY_S = 10.0  # an upgrade that lasts longer than the first tries is ov
 MUTE_ENDS = 2  # loads; after the second one the next asks for less
 
 
-@dataclass(frozen=True, slots=True)
-class Setback:
+class Setback(Struct, frozen=True):
     """Where an end that nobody wanted leaves the instance."""
 
     state: InstanceState

@@ -6,16 +6,16 @@ name a group of the host that the container cannot see: then the mount point its
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+from msgspec import Struct
 
 from supervisor.devices.kernel_files import text_of
 
 _NO_LIMIT_BYTES = 1 << 60  # v1 writes 2^63 rounded down to a page
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryBound:
+class MemoryBound(Struct, frozen=True):
     """One group's limit, and what counts against it and cannot be reclaimed."""
 
     limit_bytes: int

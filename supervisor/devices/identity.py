@@ -7,7 +7,8 @@ model name, in order.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from planners.hardware import Device, DeviceId, DeviceKind
 from planners.instances.absence import NEAR

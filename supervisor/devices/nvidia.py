@@ -4,9 +4,10 @@ NVML names a card by PCI address and knows nothing of CUDA's numbers; supervisor
 joins the two.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from planners.hardware import DeviceKind, Note, NoteKind
 from supervisor.devices.kernel_files import ROOT

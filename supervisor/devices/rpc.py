@@ -11,11 +11,11 @@ by its last answer: no profile waits for a server that hangs or works for somebo
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
 
 import structlog
+from msgspec import Struct, field
 
 from planners.backends import Engine
 from planners.hardware import Device, DeviceId, DeviceKind, Note, NoteKind
@@ -43,8 +43,7 @@ JUST_ASKED = "it was only just asked; it is used as soon as it answers"
 NO_WORD = "it takes connections and does not answer; it serves one client at a time"
 
 
-@dataclass(frozen=True, slots=True)
-class Remote:
+class Remote(Struct, frozen=True):
     """All servers at one moment."""
 
     devices: tuple[Device, ...] = ()
@@ -57,8 +56,7 @@ class Remote:
 Said = Greeting | ServerSilent
 
 
-@dataclass(slots=True)
-class _Server:
+class _Server(Struct):
     """One server: what it said last, and the question that is under way."""
 
     said: Said | None = None
@@ -73,8 +71,7 @@ class _Server:
     """What the last look made of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Trial:
+class _Trial(Struct, frozen=True):
     """Whether an engine speaks a protocol, and until when that is good enough."""
 
     speaks: bool

@@ -18,8 +18,9 @@ import struct
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Never
+
+from msgspec import Struct
 
 from supervisor.errors import SupervisorError
 
@@ -41,16 +42,14 @@ Protocol = tuple[int, int, int]
 """Major, minor, patch: what an engine and a server must agree on."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
+class DeviceMemory(Struct, frozen=True):
     """What one device of a server has."""
 
     free_bytes: int
     total_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Greeting:
+class Greeting(Struct, frozen=True):
     """What a server says of itself."""
 
     protocol: Protocol

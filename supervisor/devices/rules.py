@@ -1,7 +1,8 @@
 """What the operator's rules make of a machine. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from planners.hardware import Device, DeviceId, DeviceKind, Host, Note, NoteKind
 from planners.instances.absence import rule_rank

@@ -1,13 +1,13 @@
 """One device as one source sees it, and the shape that every source has."""
 
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from planners.hardware import DeviceId, DeviceKind, Note
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting:
+class Sighting(Struct, frozen=True):
     """A device in the eyes of one source. What that source cannot tell is None."""
 
     source: str
@@ -39,8 +39,7 @@ class Sighting:
         return DeviceId(f"uuid:{self.uuid}") if self.uuid else None
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """What one source found, and what it could not read."""
 
     sightings: tuple[Sighting, ...] = ()

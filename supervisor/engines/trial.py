@@ -12,7 +12,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -52,8 +51,7 @@ _PACKAGES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TrialLimits:
+class TrialLimits(msgspec.Struct, frozen=True):
     """How long each question may take, in seconds."""
 
     ask_s: float = 10.0
@@ -62,8 +60,7 @@ class TrialLimits:
     """Start to answer: 0.2 s on two idle cores, some seconds on a machine that is busy or slow."""
 
 
-@dataclass(frozen=True, slots=True)
-class Abilities:
+class Abilities(msgspec.Struct, frozen=True):
     """What a binary is, whatever the drivers and devices of the day."""
 
     version: str

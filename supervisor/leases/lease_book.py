@@ -7,8 +7,10 @@ leave, refuse, close: a waiter is out of the line, or is told why it will not be
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from planners.model import ModelId
 from planners.plan import InstanceId, LaunchPlan
@@ -21,8 +23,7 @@ QUESTIONS = 8  # at once beside the slots: each takes a connection, and a thread
 HELD_WEIGHT = 0.2  # of the newest request in the moving average of how long slots are held
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(Struct, frozen=True):
     """A ready child's slots, as its instance offers them."""
 
     instance_id: InstanceId
@@ -38,8 +39,7 @@ class Opening:
     """Who finds what another child knew of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Heir:
+class Heir(Struct, frozen=True):
     """The slot in which the cache of another child's slot was restored."""
 
     instance_id: InstanceId
@@ -50,8 +50,7 @@ class Heir:
     n_tokens: int
 
 
-@dataclass(eq=False, slots=True)
-class Waiter:
+class Waiter(Struct, eq=False):
     """One caller in line. `granted` gets the lease, or the LeaseError that ends the wait."""
 
     model_id: ModelId
@@ -70,8 +69,7 @@ class Waiter:
     """The lease that it had on a child which made way for this one."""
 
 
-@dataclass(slots=True)
-class _Desk:
+class _Desk(Struct):
     """One open instance: who holds which slot."""
 
     opening: Opening

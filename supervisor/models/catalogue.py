@@ -7,9 +7,10 @@ read again, in a thread of its own, and the outcome replaces the old one whole.
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.gguf import GgufError, GgufKind
 from planners.model import (
@@ -146,8 +147,7 @@ def _log_changes(before: Listing, after: Listing) -> None:
             log.warning("model.broken", path=broken.path, reason=broken.reason)
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
+class _Read(Struct, frozen=True):
     """What a file turned out to be."""
 
     key: str

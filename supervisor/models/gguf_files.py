@@ -8,7 +8,8 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planners.ggml.header import MAX_HEADER_BYTES, GgufHeader
 from planners.gguf import GgufError, GgufKind, NeedMore, model_info, read_header
@@ -50,8 +51,7 @@ def raise_if_passing(exc: OSError, *, path: str) -> None:
         raise DiskFailed(path=path, why=_reason(exc)) from exc
 
 
-@dataclass(frozen=True, slots=True)
-class FileStat:
+class FileStat(Struct, frozen=True):
     """One regular file as it is now."""
 
     path: str
@@ -66,8 +66,7 @@ class FileStat:
         return f"{self.size_bytes}-{self.modified_ns}-{self.device}-{self.inode}"
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFile:
+class ModelFile(Struct, frozen=True):
     """The file, or all the parts, of one model."""
 
     name: str
@@ -107,8 +106,7 @@ class ModelFile:
         return "+".join(part.key for part in self.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
+class Sweep(Struct, frozen=True):
     """What lies in the folders."""
 
     files: tuple[ModelFile, ...]
@@ -207,8 +205,7 @@ def _stem(path: str) -> str:
     return path[: -len(SUFFIX)] if path.lower().endswith(SUFFIX) else path
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(Struct, frozen=True):
     """What a part's name says of it."""
 
     base: str

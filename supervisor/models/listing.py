@@ -3,7 +3,9 @@
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.model import (
     BrokenFile,
@@ -25,8 +27,7 @@ _MODEL_TYPES = (None, "model")
 _PART_NUMBER = re.compile(r"-[0-9]{5}-of-[0-9]{5}\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Struct, frozen=True):
     """What the configuration says of models."""
 
     dirs: tuple[str, ...]
@@ -46,8 +47,7 @@ class Offer:
         return frozenset(path for rule in self.rules for _, path in _companions(rule.settings))
 
 
-@dataclass(frozen=True, slots=True)
-class Files:
+class Files(Struct, frozen=True):
     """What the disk holds, as far as an offer is concerned."""
 
     found: tuple[ModelFile, ...]
@@ -64,8 +64,7 @@ class Files:
     """In stores; what is broken there is among `broken`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(Struct, frozen=True):
     """Models by name."""
 
     models: Mapping[ModelId, ServedModel]

@@ -12,11 +12,11 @@ proxy.continuity's.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
 from time import monotonic
 
 import structlog
+from msgspec import Struct
 
 from planners.hardware import HOST, DeviceId
 from planners.instances.actions import Departure
@@ -72,8 +72,7 @@ class Step(Enum):
     RETURNING = "returning"
 
 
-@dataclass(frozen=True, slots=True)
-class MoveSeen:
+class MoveSeen(Struct, frozen=True):
     """A migration under way."""
 
     model_id: ModelId
@@ -86,8 +85,7 @@ class MoveSeen:
     wanted: LaunchPlan
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(Struct, frozen=True):
     """What a migration came to."""
 
     model_id: ModelId
@@ -101,8 +99,7 @@ class Moved:
     keeps_math: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(Struct, frozen=True):
     """What migrations work with."""
 
     book: LeaseBook
@@ -179,8 +176,7 @@ class Migrations:
             del self._left[next(iter(self._left))]
 
 
-@dataclass(frozen=True, slots=True)
-class _EndTold:
+class _EndTold(Struct, frozen=True):
     """What a model was told that moves."""
 
     departure: Departure

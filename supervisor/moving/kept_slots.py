@@ -8,10 +8,10 @@ long as the daemon runs: what a killed one left is removed at the next start.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
+from msgspec import Struct
 
 from planners.instances.actions import Departure
 from planners.model import ModelId, ServedModel
@@ -37,8 +37,7 @@ KEPT = (
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
+class _Kept(Struct, frozen=True):
     """One slot's conversation."""
 
     saved: SavedSlot

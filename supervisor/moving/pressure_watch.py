@@ -9,11 +9,12 @@ A yield is a limit on what is ours, for a while. What counts as short is planner
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.durations import format_duration
 from planners.errors import PlanBug
@@ -56,8 +57,7 @@ class NoSuchPlace(SupervisorError):
         super().__init__(f"there is no device {device}; there are: {', '.join(known)}")
 
 
-@dataclass(frozen=True, slots=True)
-class Yielded:
+class Yielded(Struct, frozen=True):
     """Memory that was given to others."""
 
     device_id: DeviceId
@@ -68,8 +68,7 @@ class Yielded:
     """Monotonic; inf is until it is taken back."""
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
+class Watched(Struct, frozen=True):
     """What the watch works with."""
 
     view: Callable[[], View | None]

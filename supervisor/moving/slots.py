@@ -11,13 +11,13 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import httpx
 import msgspec
+from msgspec.structs import replace
 
 from planners.moving.slot_file import SlotFileError, SlotLayout, SlotMemory, Span, bridged, reading
 from planners.sizes import format_size
@@ -65,8 +65,7 @@ class SlotNotRestored(SlotError):
         super().__init__(f"slot {slot} was not restored: {why}")
 
 
-@dataclass(frozen=True, slots=True)
-class SlotDoor:
+class SlotDoor(msgspec.Struct, frozen=True):
     """Where a child takes orders about its slots, and the folder it saves them to."""
 
     client: httpx.AsyncClient
@@ -74,8 +73,7 @@ class SlotDoor:
     folder: Path
 
 
-@dataclass(frozen=True, slots=True)
-class SavedSlot:
+class SavedSlot(msgspec.Struct, frozen=True):
     """A slot's file, whole and checked."""
 
     path: Path

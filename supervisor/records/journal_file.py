@@ -10,14 +10,17 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
-from sqlite_utils import Database
+from msgspec import Struct
 
 from supervisor.errors import SupervisorError
 from supervisor.printable import printable
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
 
 VERSION = 2  # user_version of the file; 1 never was written, 0 had events alone
 MAX_BYTES = 64 << 20  # of pages in use; the oldest events make way
@@ -34,8 +37,7 @@ Row = Mapping[str, Cell]
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """A table's shape and bound."""
 
     columns: Mapping[str, type]
@@ -174,7 +176,7 @@ class JournalFile:
         event: Row = {"at": time.time(), "kind": kind, "reason": reason, "facts": "{}"}
         self._owed.append((EVENTS, {"model_id": None, "instance_id": None, **event}))
 
-    def _opened(self) -> Database:
+    def _opened(self) -> "Database":
         if self._db is not None and _inode(self._path) != self._inode:
             self.close()
             self._record("journal.vanished", "the file was deleted or replaced; a new one is begun")
@@ -183,7 +185,7 @@ class JournalFile:
             self._inode = _inode(self._path)
         return self._db
 
-    def _prepared(self) -> Database:
+    def _prepared(self) -> "Database":
         try:
             return _opened_with_tables(self._path)
         except sqlite3.DatabaseError as exc:
@@ -217,7 +219,7 @@ class WrongSchema(sqlite3.DatabaseError):
     """A file whose tables are not those of this version, nor of one that can be carried on."""
 
 
-def prune(db: Database) -> None:
+def prune(db: "Database") -> None:
     """Hold every table within its rows, a key within its samples, and the file within MAX_BYTES."""
     with db.conn:
         for name, table in TABLES.items():
@@ -237,7 +239,7 @@ def prune(db: Database) -> None:
                 return
 
 
-def _used_bytes(db: Database) -> int:
+def _used_bytes(db: "Database") -> int:
     def pragma(name: str) -> int:
         return int(db.execute(f"pragma {name}").fetchone()[0])
 
@@ -261,7 +263,10 @@ def _inode(path: Path) -> int:
         return -1
 
 
-def _opened_with_tables(path: Path) -> Database:
+def _opened_with_tables(path: Path) -> "Database":
+    # Late, for the daemon's first answer needs none of it, and by the journal's own thread.
+    from sqlite_utils import Database
+
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite's files beside it get its mode
     with ExitStack() as undone:
         db = Database(sqlite3.connect(path, timeout=BUSY_S), execute_plugins=False)
@@ -276,7 +281,7 @@ def _opened_with_tables(path: Path) -> Database:
         return db
 
 
-def _migrate(db: Database) -> None:
+def _migrate(db: "Database") -> None:
     """Bring the tables to this version. Raises WrongSchema where they are of another kind."""
     version = int(db.execute("pragma user_version").fetchone()[0])
     if version > VERSION:
@@ -291,14 +296,14 @@ def _migrate(db: Database) -> None:
     db.execute(f"pragma user_version = {VERSION}")
 
 
-def _refuse_strange_objects(db: Database) -> None:
+def _refuse_strange_objects(db: "Database") -> None:
     """Raise WrongSchema where a name of ours is no table's, or a trigger would act on our rows."""
     for kind, name in db.execute("select type, name from sqlite_master").fetchall():
         if kind == "trigger" or (name in TABLES and kind != "table"):
             raise WrongSchema(f"its {kind} {name} is not ours")
 
 
-def _strangeness(db: Database, name: str, table: Table) -> str | None:
+def _strangeness(db: "Database", name: str, table: Table) -> str | None:
     """What keeps our rows from being written to a table that is there, or read back by age."""
     there = db.table(name)
     for column in table.columns:

@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from supervisor.children.child_logs import FOLDER, ChildLogs, open_child_logs
 from supervisor.records.journal import Journal, open_journal
@@ -12,14 +13,18 @@ from supervisor.records.kept_contexts import KeptContexts
 from supervisor.records.launch_history import LaunchHistory
 
 
-@dataclass(frozen=True, slots=True)
-class Records:
+class Records(Struct, frozen=True):
     """All of them, open."""
 
     journal: Journal
     history: LaunchHistory
     contexts: KeptContexts
     child_logs: ChildLogs
+
+    async def load(self) -> None:
+        """Take in what earlier daemons kept: before anything is planned by it."""
+        await self.history.load()
+        await self.contexts.load()
 
     async def write_forever(self) -> None:
         """Carry all of it to disk until cancelled; open_records writes the rest at its end."""
@@ -35,12 +40,9 @@ class Records:
 
 @asynccontextmanager
 async def open_records(state_dir: Path) -> AsyncIterator[Records]:
-    """The records in a state folder, with what earlier daemons kept. Run write_forever in it."""
+    """The records in a state folder, empty until they are loaded. Run write_forever in it."""
     async with (
         open_journal(state_dir / "journal.db") as journal,
         open_child_logs(state_dir / FOLDER) as child_logs,
     ):
-        history, contexts = LaunchHistory(journal), KeptContexts(journal)
-        await history.load()
-        await contexts.load()
-        yield Records(journal, history, contexts, child_logs)
+        yield Records(journal, LaunchHistory(journal), KeptContexts(journal), child_logs)

@@ -6,11 +6,11 @@ Bounded in memory as the journal's tables are on disk. Samples in, a frozen Lear
 import os
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, time
 
 import msgspec
+from msgspec.structs import replace
 
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.instances.ladder import Rung, RungKey
@@ -176,8 +176,7 @@ def _places(key: LaunchKey) -> list[str]:
     return (key.devices or HOST).split(",")
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
+class _Pending(msgspec.Struct, frozen=True):
     """The machine just before a launch."""
 
     instance_id: InstanceId

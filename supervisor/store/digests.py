@@ -1,7 +1,8 @@
 """SHA-256 digests as names of blobs. Pure."""
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from supervisor.errors import SupervisorError
 
@@ -16,8 +17,7 @@ class BadDigest(SupervisorError):
         super().__init__(f"{text[:80]!r} is no digest: sha256: and 64 hexadecimal digits are")
 
 
-@dataclass(frozen=True, slots=True)
-class Digest:
+class Digest(Struct, frozen=True):
     """What a blob is known by."""
 
     hex: str

@@ -6,7 +6,6 @@ Blocking. Raises CannotLook and DiskFailed as supervisor.models.gguf_files does.
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,8 +40,7 @@ DEPTH = 4  # of a manifest below `manifests`
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestFile:
+class ManifestFile(msgspec.Struct, frozen=True):
     """One manifest on disk, not read yet."""
 
     name: StoreName
@@ -52,8 +50,7 @@ class ManifestFile:
     """Changes when the file does."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadManifest:
+class ReadManifest(msgspec.Struct, frozen=True):
     """A manifest and the small blobs that go with it."""
 
     manifest: Manifest

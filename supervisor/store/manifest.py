@@ -5,7 +5,6 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import msgspec
 
@@ -31,8 +30,7 @@ class BadManifest(SupervisorError):
         super().__init__(f"its manifest cannot be read: {reason}")
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(msgspec.Struct, frozen=True):
     """One blob, and what it is to the model."""
 
     media_type: str
@@ -42,8 +40,7 @@ class Layer:
     """`from`: the model that it was taken from."""
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(msgspec.Struct, frozen=True):
     """A model's blobs."""
 
     config: Layer

@@ -4,7 +4,8 @@
 """
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from supervisor.errors import SupervisorError
 
@@ -28,8 +29,7 @@ class BadStoreName(SupervisorError):
         super().__init__(f"{name[:MAX_SHOWN]!r} is not a model name such as smollm2:135m")
 
 
-@dataclass(frozen=True, slots=True)
-class StoreName:
+class StoreName(Struct, frozen=True):
     """A whole name; every part is a plain file name: none is hidden, none leads upwards."""
 
     host: str

@@ -5,7 +5,6 @@ that is the digest's. Blocking.
 """
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
@@ -22,8 +21,7 @@ PARTIAL = "-partial"
 """In the names of both files, after the blob's."""
 
 
-@dataclass(slots=True)
-class Part:
+class Part(msgspec.Struct):
     """A stretch of the file, which is filled from its beginning."""
 
     first: int

@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 TELL_S = 0.1  # between two lines about the same work; Ollama's clients redraw as often
 
@@ -12,8 +13,7 @@ T = TypeVar("T")
 Told = Callable[[int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """One line about work that goes on."""
 
     status: str

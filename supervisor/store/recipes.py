@@ -1,7 +1,6 @@
 """A model's layers put together: its weights, and what goes with them. Pure."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -22,8 +21,7 @@ from supervisor.store.manifest import (
 from supervisor.store.names import StoreName
 
 
-@dataclass(frozen=True, slots=True)
-class Creation:
+class Creation(msgspec.Struct, frozen=True):
     """What POST /api/create asks for; None leaves a thing as the base has it."""
 
     name: StoreName
@@ -43,8 +41,7 @@ class Creation:
     """Members of the configuration that the request names, such as `requires`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(msgspec.Struct, frozen=True):
     """A small layer to be."""
 
     media_type: str

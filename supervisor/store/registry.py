@@ -6,7 +6,6 @@
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
@@ -32,8 +31,7 @@ class _Token(msgspec.Struct):
     access_token: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedManifest:
+class FetchedManifest(msgspec.Struct, frozen=True):
     """A manifest as it came."""
 
     manifest: Manifest
@@ -148,8 +146,7 @@ class Registry:
             raise RegistryOdd(host=self.host, reason="no address to get a token at") from exc
 
 
-@dataclass(frozen=True, slots=True)
-class RegistryBlob:
+class RegistryBlob(msgspec.Struct, frozen=True):
     """One blob of a registry, as a download's source."""
 
     registry: Registry

@@ -5,7 +5,9 @@ Blocking, and lives in the catalogue's thread.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.model import BrokenFile, BrokenKind
 from planners.recipe import Recipe
@@ -38,8 +40,7 @@ from supervisor.store.manifest import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StoredModel:
+class StoredModel(Struct, frozen=True):
     """A model whose blobs are all there."""
 
     store: str
@@ -55,8 +56,7 @@ class StoredModel:
     modified_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(Struct, frozen=True):
     """What a manifest said."""
 
     key: str

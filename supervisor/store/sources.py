@@ -1,24 +1,23 @@
 """Where the bytes of a download come from, and how hard it tries to get them."""
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from supervisor.store.digests import Digest
 
 LEAST_BYTES_PER_S = 1024  # of one connection, over Pace.stall_s
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """A file by what it holds."""
 
     digest: Digest
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(Struct, frozen=True):
     """How hard a download tries. The tests' are shorter."""
 
     connections: int = 8

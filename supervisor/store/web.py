@@ -9,9 +9,9 @@ import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import httpx
+from msgspec import Struct
 
 from supervisor.store.pull_errors import (
     MAX_TOLD,
@@ -27,8 +27,7 @@ CONNECT_S = 20.0
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """A small reply, whole."""
 
     status: int

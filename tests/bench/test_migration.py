@@ -1,9 +1,9 @@
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from bench.migration import cost
 from bench.migration.account import Account, Round, read_ledger, write_ledger

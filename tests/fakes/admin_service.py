@@ -6,9 +6,10 @@ import socket
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from msgspec.structs import replace
 
 from planners.backends import Engine, RejectedEngine
 from planners.hardware import (

@@ -5,9 +5,11 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypedDict, Unpack
+
+from msgspec.structs import replace
 
 from planners.backends import Engine
 from planners.instances.groups import Group
@@ -163,6 +165,7 @@ async def running_world(
     catalogue = Catalogue(dirs=(str(models),), rules=(), defaults=PLAIN)
     await catalogue.scan()
     async with open_records(folder) as records, asyncio.TaskGroup() as tasks:
+        await records.load()
         probe = HardwareProbe((faulty,), RULES, sources=sources)
         fleet = Fleet(
             desired,

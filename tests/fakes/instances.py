@@ -1,6 +1,6 @@
 """An instance of a fleet as it is seen from outside, for those who say what it runs. Synthetic."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from planners.plan import InstanceId, LaunchPlan
 from planners.view import InstanceState, Observed
@@ -31,4 +31,4 @@ def observed(plan: LaunchPlan, /, **facts: object) -> Observed:
         cause=None,
         retry_at_s=None,
     )
-    return replace(plain, **facts)  # type: ignore[arg-type]  # the tests' own field names
+    return replace(plain, **facts)

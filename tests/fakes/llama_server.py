@@ -16,7 +16,7 @@ import sys
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -321,6 +321,10 @@ class Shape:
     model: str
     include_usage: bool
     index: int = 0
+
+    def at(self, index: int) -> "Shape":
+        """The same, of another choice."""
+        return Shape(self.path, self.model, self.include_usage, index)
 
     def envelope(self, kind: str, choice: Json | None, **more: object) -> Json:
         """One OpenAI object."""
@@ -689,7 +693,7 @@ class Engine:
                 await self.stream(call, jobs, shape, shows_progress=asked.get("return_progress"))
             else:  # as in the real one, leaving does not cancel it, and usage is the first's
                 wholes = [
-                    replace(shape, index=index).whole(job, [word async for word in job.words()])
+                    shape.at(index).whole(job, [word async for word in job.words()])
                     for index, job in enumerate(jobs)
                 ]
                 choices = [choice for whole in wholes for choice in whole.get("choices", ())]
@@ -704,7 +708,7 @@ class Engine:
         """The reply as events, prompt after prompt; ends where the caller leaves."""
         out = Body(call.writer)
         for index, job in enumerate(jobs):
-            if not await self.told(call, out, job, replace(shape, index=index), shows_progress):
+            if not await self.told(call, out, job, shape.at(index), shows_progress):
                 return
         out.end(done=call.path != COMPLETION)
 

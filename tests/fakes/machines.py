@@ -1,6 +1,6 @@
 """Hand-made machines, engines, models and settings for tests; all synthetic."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from planners.backends import Engine
 from planners.hardware import Device, DeviceId, DeviceKind, HardwareProfile, Host

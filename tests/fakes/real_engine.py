@@ -2,10 +2,10 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
+from msgspec.structs import replace
 
 from planners.gguf import parse_model
 from proxy.door import DoorSettings

@@ -7,10 +7,11 @@ The engine loads them, reserves its buffers and decodes noise. Shapes are told b
 import random
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 from zlib import crc32
+
+from msgspec import Struct
 
 from planners.ggml.header import GgufArray, GgufHeader, Scalar, Tensor
 from planners.ggml.layers import is_expert
@@ -30,8 +31,7 @@ _ALIGNMENT = 32
 _BYTE_TOKENS = 3 + 256
 
 
-@dataclass(frozen=True, slots=True)
-class TinyModel:
+class TinyModel(Struct, frozen=True):
     """A model by its metadata, without the architecture's prefix."""
 
     name: str

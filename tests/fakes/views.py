@@ -1,6 +1,6 @@
 """Hand-made views of a fleet: models, their instances, who waits for them. Synthetic."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from planners.backends import Engine
 from planners.hardware import Device, DeviceId, HardwareProfile

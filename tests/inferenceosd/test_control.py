@@ -79,6 +79,7 @@ def house(tmp_path: Path) -> House:
 @pytest.fixture
 async def records(house: House) -> AsyncIterator[Records]:
     async with open_records(house.folder) as records:
+        await records.load()
         yield records
 
 

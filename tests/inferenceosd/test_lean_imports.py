@@ -1,7 +1,47 @@
 """inferenceosd.lean_imports: what a start leaves out, in processes of their own."""
 
+import os
+import socket
 import subprocess
 import sys
+from pathlib import Path
+
+DAEMON = """
+import os, signal, socket, sys, threading
+from inferenceosd.start import main
+
+answered = threading.Event()
+
+class JournalHeldUntilAnswered:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "sqlite_utils":
+            answered.wait(30)
+            print(*sys.modules if answered.is_set() else ())
+
+def ask(port):
+    while True:
+        with socket.socket() as asked:
+            try:
+                asked.connect(("127.0.0.1", port))
+            except ConnectionRefusedError:
+                continue
+            asked.sendall(b"GET /api/version HTTP/1.1\\r\\nhost: localhost\\r\\n\\r\\n")
+            assert asked.recv(4096).startswith(b"HTTP/1.1 200")
+            break
+    answered.set()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, JournalHeldUntilAnswered)
+threading.Thread(target=ask, args=[int(sys.argv.pop(1))], daemon=True).start()
+main()
+"""
+"""A daemon that prints what it had imported when its port first answered, and stops."""
+LATE = (
+    "sqlite_utils", "starlette", "prometheus_client", "opentelemetry", "pynvml", "pyamdgpuinfo",
+    "proxy.admin.routes", "supervisor.store.web", "planners.placement",
+    "planners.graph.architectures", "dateutil", "statistics", "difflib",
+)  # fmt: skip
 
 
 def printed(program: str) -> list[str]:
@@ -9,20 +49,47 @@ def printed(program: str) -> list[str]:
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
 
 
-def test_a_daemon_starts_without_what_its_first_answer_does_not_need() -> None:
-    modules = printed(
-        "import sys\n"
-        "from inferenceosd.lean_imports import lean_imports\n"
-        "with lean_imports():\n"
-        "    import inferenceosd.daemon\n"
-        "print(*sys.modules)"
+def imported_at_the_first_answer(folder: Path) -> list[str]:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    (folder / "config.toml").touch()
+    argv = [
+        *(sys.executable, "-c", DAEMON, str(port), "--config", str(folder / "config.toml")),
+        *("--listen", f"127.0.0.1:{port}", "--admin-socket", str(folder / "admin.sock")),
+        *("--state-dir", str(folder / "state"), "--model-dir", str(folder)),
+    ]
+    environ = {**os.environ, "INFERENCEOSD_RUNTIME_DIR": str(folder / "run")}
+    ran = subprocess.run(
+        argv, capture_output=True, text=True, timeout=120, check=False, env=environ
     )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.split()
+
+
+def test_a_port_answers_before_its_daemon_imports_what_that_answer_does_not_need(
+    short_folder: Path,
+) -> None:
+    modules = imported_at_the_first_answer(short_folder)
 
     assert "proxy.app" in modules
-    for late in ("rich", "pygments", "planners.placement", "planners.graph.architectures",
-                 "prometheus_client", "starlette", "opentelemetry", "pynvml", "pyamdgpuinfo",
-                 "dateutil", "statistics", "difflib"):  # fmt: skip
-        assert late not in modules
+    assert [late for late in LATE if late in modules] == []
+
+
+def test_no_source_is_compiled_at_a_start_for_what_could_be_a_struct() -> None:
+    dataclasses = printed(
+        "import sys\n"
+        "import inferenceosd.daemon, inferenceosd.settings.config, proxy.admin.routes\n"
+        "ours = ('inferenceosd', 'proxy', 'supervisor', 'planners')\n"
+        "for name, module in list(sys.modules.items()):\n"
+        "    if name.partition('.')[0] in ours:\n"
+        "        for found in vars(module).values():\n"
+        "            if '__dataclass_fields__' in getattr(found, '__dict__', ()):\n"
+        "                if found.__module__ == name and found.__bases__ == (object,):\n"
+        "                    print(f'{name}.{found.__name__}')"
+    )
+
+    assert dataclasses == []
 
 
 def test_a_library_kept_out_of_a_block_can_be_imported_after_it() -> None:

@@ -1,7 +1,6 @@
 """Vectors from a model made for embeddings: a tiny encoder, loaded by the real engine."""
 
 import math
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import httpx
 import ollama
 import openai
 import pytest
+from msgspec.structs import replace
 
 from scripts.started_daemon import StartedDaemon
 from tests.fakes.tiny_models import tiny_models, write

@@ -1,7 +1,7 @@
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from planners.argv import MissingFlag, child_argv, child_env
 from planners.backends import Engine

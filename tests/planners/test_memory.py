@@ -1,10 +1,10 @@
 """Predictions against what llama-server reported; bench/data/README.md says how it was measured."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bench.planner.rows import Row, read_rows
 from bench.planner.scores import Error, errors, percentile, placement_of

@@ -1,11 +1,11 @@
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import permutations, product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from planners.backends import Engine
 from planners.errors import PlanError

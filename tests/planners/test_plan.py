@@ -1,6 +1,5 @@
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from planners.hardware import HOST, DeviceId
 from planners.model import ModelId

@@ -1,9 +1,9 @@
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from planners.errors import PlanError
 from planners.graph.buffers import parse_buffer_line

@@ -1,10 +1,10 @@
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from planners.hardware import HOST, DeviceId
 from planners.plan import InstanceId
@@ -50,7 +50,7 @@ def course_of(*frees: int | None, place: DeviceId = CARD, every_s: float = 1.0) 
 
 def option(kind: Kind, instance_id: InstanceId = A, **more: object) -> Option:
     plain = Option(kind, instance_id, {CARD: 2 * GIB})
-    return replace(plain, **more)  # type: ignore[arg-type]
+    return replace(plain, **more)
 
 
 def relief(course: Course, options: Sequence[Option], *, now_s: float = 10.0) -> Relieve:
@@ -212,7 +212,7 @@ def test_after_an_answer_comes_a_rest() -> None:
 
 def rise(instance_id: InstanceId = A, **more: object) -> Rise:
     plain = Rise(instance_id, {CARD: GIB, HOST: -GIB}, gain_tokens_per_s=10.0, is_idle=True)
-    return replace(plain, **more)  # type: ignore[arg-type]
+    return replace(plain, **more)
 
 
 PLENTY = course_of(*[8 * GIB] * 130)

@@ -1,10 +1,10 @@
 """Plans on recorded and synthetic machines (tests/fixtures/hardware/profiles, with origins)."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from planners.hardware import HOST, DeviceKind, HardwareProfile
 from planners.layout.other_machine import engines_there

@@ -1,12 +1,12 @@
 """Each test is a world, a pass over it, and the actions that pass asked for."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from planners.backends import Engine
 from planners.hardware import HOST, Device, DeviceKind

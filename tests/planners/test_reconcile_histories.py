@@ -1,10 +1,11 @@
 """reconcile through random histories: a simulated machine, callers by chance, a real LeaseBook."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from planners.hardware import HOST
 from planners.instances.actions import Action, Allow, Refuse, Restart, Start, Stop, Yield

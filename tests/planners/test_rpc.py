@@ -1,6 +1,5 @@
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from planners.hardware import Device, DeviceId, DeviceKind
 from planners.rpc import device_id, device_of_buffer, server_of, servers_of

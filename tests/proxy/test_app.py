@@ -1,8 +1,8 @@
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from structlog.typing import EventDict
 
 from planners.model import BrokenFile, BrokenKind, ServedModel

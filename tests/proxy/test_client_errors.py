@@ -1,7 +1,6 @@
 """What stops a request at the door or in the line, as the official clients' own error classes."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import anthropic
@@ -9,6 +8,7 @@ import ollama
 import openai
 import pytest
 from anthropic.types import MessageParam
+from msgspec.structs import replace
 from openai.types.chat import ChatCompletionMessageParam
 
 from planners.model import ModelId

@@ -1,11 +1,11 @@
 """What would end a child for everybody, on every way to it."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.engine_limits import (
     MAX_GROUPS,

@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
 import pytest
+from msgspec.structs import replace
 
 from proxy.anthropic.replies import PING
 from proxy.child.sse import KEEP_ALIVE

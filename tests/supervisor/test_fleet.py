@@ -7,7 +7,6 @@ import signal
 import stat
 import sys
 import threading
-from dataclasses import replace
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -15,6 +14,7 @@ from time import monotonic
 import httpx
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from planners.lessons.learning import LEAST_SAMPLES
 from planners.lessons.usage import Usage

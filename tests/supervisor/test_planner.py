@@ -5,9 +5,9 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from planners.instances.actions import Refuse, Start
 from planners.layout.outlook import Surroundings

@@ -5,11 +5,11 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
 import pytest
+from msgspec.structs import replace
 
 from bench.planner.engine import live_engine
 from bench.planner.live import VULKAN, measured_parts, plan_of, read, reported

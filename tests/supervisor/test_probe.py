@@ -6,10 +6,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from planners.backends import Engine
 from planners.hardware import DeviceKind, Note, NoteKind

@@ -1,4 +1,4 @@
-from dataclasses import replace
+from msgspec.structs import replace
 
 from planners.hardware import HardwareProfile
 from planners.sizes import GIB

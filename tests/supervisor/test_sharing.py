@@ -2,11 +2,11 @@
 
 import asyncio
 import struct
-from dataclasses import replace
 from itertools import cycle, islice
 from time import monotonic
 
 import pytest
+from msgspec.structs import replace
 
 from planners.instances.groups import Group
 from planners.layout.outlook import Outlook

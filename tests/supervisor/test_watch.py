@@ -1,10 +1,11 @@
 """The watch over a real probe, whose source is told what to see."""
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from planners.backends import Engine
 from planners.hardware import DeviceKind, Note, NoteKind

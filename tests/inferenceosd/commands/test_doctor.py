@@ -1,9 +1,9 @@
 """inferenceosd.commands.doctor: facts in, verdicts out."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from inferenceosd.commands.doctor import Check, Disk, Facts, Verdict, checks, has_failed
 from inferenceosd.commands.doctor_text import doctor_text

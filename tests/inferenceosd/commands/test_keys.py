@@ -3,11 +3,11 @@
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from inferenceosd.ctl import main
 from inferenceosd.door.key_file import read_keys

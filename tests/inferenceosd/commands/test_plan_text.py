@@ -1,9 +1,9 @@
 """inferenceosd.commands.plan_text: what people read, to the letter."""
 
 import json
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from inferenceosd.commands.plan_text import plan_text, plans_text
 from planners.hardware import DeviceId

@@ -1,9 +1,9 @@
 """inferenceosd.commands.profile_text and .recording: what people read, to the letter."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from inferenceosd.commands.profile_text import profile_text
 from inferenceosd.commands.recording import recorded_now

@@ -1,8 +1,7 @@
 """inferenceosd.commands.report: what people read, to the letter."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from inferenceosd.commands import report
 from proxy.admin.models import ModelsReport

@@ -1,7 +1,7 @@
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from inferenceosd.door.key_file import add_key, read_keys, revoke_key
 from inferenceosd.door.lock import DoorLock, check_lock

@@ -1,6 +1,5 @@
-from dataclasses import fields, replace
-
 import pytest
+from msgspec.structs import replace
 
 from inferenceosd.platform_folders import this_platform
 from inferenceosd.settings.changes import changed_settings, concerned_models, needs_restart
@@ -75,19 +74,17 @@ NO_SETTINGS = ("file", "beside_file", "warnings")
 
 @pytest.mark.parametrize(
     "field",
-    [f.name for f in fields(Config) if f.name not in (*NO_SETTINGS, "models", "fleet")],
+    [n for n in Config.__struct_fields__ if n not in (*NO_SETTINGS, "models", "fleet")],
 )
 def test_no_setting_changes_without_a_word(field: str) -> None:
-    after = config()
-    object.__setattr__(after, field, object())
+    after = replace(config(), **{field: object()})
 
     assert changed_settings(config(), after) or needs_restart(config(), after)
 
 
-@pytest.mark.parametrize("field", [f.name for f in fields(FleetSettings)])
+@pytest.mark.parametrize("field", FleetSettings.__struct_fields__)
 def test_nothing_of_the_fleet_changes_without_a_word(field: str) -> None:
-    fleet = replace(config().fleet)
-    object.__setattr__(fleet, field, object())
+    fleet = replace(config().fleet, **{field: object()})
 
     assert changed_settings(config(), replace(config(), fleet=fleet))
 

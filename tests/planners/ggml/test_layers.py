@@ -1,6 +1,5 @@
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from planners.ggml.header import read_header
 from planners.ggml.layers import Facts, layers, sliding_window

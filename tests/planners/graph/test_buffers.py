@@ -1,8 +1,7 @@
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from planners.graph.buffers import BufferKind, BufferLine, measured, parse_buffer_line
 from planners.hardware import HOST, DeviceId

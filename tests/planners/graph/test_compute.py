@@ -1,9 +1,9 @@
 """The estimates for models whose graph is not drawn, against launches of models whose graph is."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bench.planner.rows import Row, read_rows
 from bench.planner.scores import placement_of

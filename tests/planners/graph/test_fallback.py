@@ -1,6 +1,5 @@
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from planners.graph.fallback import binding_limits, fallbacks, host_weights, is_remote
 from planners.graph.kv_cache import LaunchShape

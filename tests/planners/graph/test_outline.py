@@ -1,4 +1,4 @@
-from dataclasses import replace
+from msgspec.structs import replace
 
 from planners.graph.outline import MOST_DRAWN_WHOLE, Outline, outline
 from planners.hardware import HOST, DeviceId

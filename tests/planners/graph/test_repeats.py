@@ -1,9 +1,9 @@
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from planners.graph.architectures import draw
 from planners.graph.blocks import Builder, Placed

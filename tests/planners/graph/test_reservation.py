@@ -1,10 +1,10 @@
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from planners.ggml.header import GgufArray, GgufError, GgufHeader, Tensor
 from planners.gguf import model_info

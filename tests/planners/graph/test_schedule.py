@@ -1,4 +1,4 @@
-from dataclasses import replace
+from msgspec.structs import replace
 
 from planners.graph.schedule import OFFLOAD_LEAST_BATCH, Backends, Split, leafs, ordered, split
 from planners.graph.tensors import Graph, Node, full, leaf_input, like, mul_mat

@@ -1,7 +1,7 @@
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from planners.hardware import Absence, Device, DeviceId, DeviceKind
 from planners.instances.absence import NOBODY, absences, is_renamed, known_again, remembered

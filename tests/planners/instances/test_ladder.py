@@ -1,10 +1,9 @@
 """Launches against a machine that has less than it says."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.instances.exits import Cause, ExitKind

@@ -1,9 +1,9 @@
 """Each test is an action, what happened while it was thought out, and whether it is still done."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from planners.instances.actions import Action, Allow, Refuse, Restart, Start, Stop, Yield
 from planners.instances.present import still_true

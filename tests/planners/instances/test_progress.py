@@ -1,6 +1,5 @@
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from planners.instances.progress import (
     Alive,
@@ -193,7 +192,7 @@ def test_an_answer_between_two_requests_clears_a_child_of_its_silence() -> None:
 
 def plan(**facts: object) -> LaunchPlan:
     made = launch_plan(served_model(), n_ctx=4096, n_parallel=1)
-    return replace(made, **facts)  # type: ignore[arg-type]  # the tests' own field names
+    return replace(made, **facts)
 
 
 def test_the_operators_limit_is_a_floor() -> None:

@@ -1,4 +1,4 @@
-from dataclasses import replace
+from msgspec.structs import replace
 
 from planners.instances.purposes import for_embeddings, with_embedders
 from planners.instances.twins import shared

@@ -1,8 +1,7 @@
 """Free memory after a stop, sample by sample."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from planners.hardware import HOST, DeviceId
 from planners.instances.actions import Start

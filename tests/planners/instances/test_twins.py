@@ -1,5 +1,6 @@
-from dataclasses import replace
 from math import inf
+
+from msgspec.structs import replace
 
 from planners.instances.twins import shared
 from planners.model import ModelId

@@ -1,7 +1,7 @@
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile
 from planners.layout.budget import MOST_DEVICES, Budgets, budgets, emptied, freed

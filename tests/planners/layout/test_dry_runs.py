@@ -1,6 +1,5 @@
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST

@@ -1,6 +1,5 @@
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from planners.hardware import DeviceId
 from planners.layout.layer_map import layer_map

@@ -1,6 +1,5 @@
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from planners.graph.compute import MARGIN_SHARE, device_compute_bytes
 from planners.graph.kv_cache import LaunchShape

@@ -1,5 +1,6 @@
 import time
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from planners.ggml.layers import MAX_LAYERS
 from planners.hardware import Device, DeviceId, DeviceKind, HardwareProfile, Host

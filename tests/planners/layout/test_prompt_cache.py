@@ -1,7 +1,6 @@
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from planners.graph.kv_cache import LaunchShape
 from planners.layout.prompt_cache import PromptCache, prompt_cache

@@ -1,11 +1,11 @@
 """Plans at the edge of the room there is: what fits is launched, what is missing is named."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfile

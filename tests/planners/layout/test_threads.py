@@ -1,6 +1,5 @@
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from planners.hardware import HardwareProfile
 from planners.layout.threads import n_threads, threads_reason

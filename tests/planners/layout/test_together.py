@@ -1,5 +1,6 @@
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from planners.hardware import HardwareProfile
 from planners.layout.together import Answers, plan_together

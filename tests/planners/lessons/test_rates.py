@@ -1,4 +1,4 @@
-from dataclasses import replace
+from msgspec.structs import replace
 
 from planners.graph.kv_cache import LaunchShape
 from planners.hardware import HOST, DeviceId, DeviceKind

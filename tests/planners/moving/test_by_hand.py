@@ -1,8 +1,7 @@
 """The launch that an operator spells out."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from planners.hardware import HOST
 from planners.lessons.samples import NOTHING_LEARNED

@@ -1,11 +1,11 @@
 """Each test is a running model that is wanted otherwise, and what becomes of it."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import inf
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from planners.backends import Engine
 from planners.instances.actions import Action, Move, Stop

@@ -1,9 +1,9 @@
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from planners.hardware import HOST, DeviceId
 from planners.model import ModelInfo
@@ -196,7 +196,7 @@ def test_what_both_map_from_the_same_file_counts_once() -> None:
 def test_a_cache_that_the_next_child_could_not_read_stays_behind(
     changed: dict[str, object], says: str
 ) -> None:
-    plan = moved(replace(SMALLER, **changed), occupied=[BUSY, IDLE])  # type: ignore[arg-type]
+    plan = moved(replace(SMALLER, **changed), occupied=[BUSY, IDLE])
 
     assert plan.carriage.carry is Carry.NOTHING
     assert any(says in reason for reason in plan.reasons)
@@ -218,7 +218,7 @@ def test_a_cache_that_the_next_child_could_not_read_stays_behind(
     ids=lambda changed: next(iter(changed)),
 )
 def test_a_cache_does_not_mind_where_it_lies(changed: dict[str, object]) -> None:
-    wanted = replace(RUNNING, **changed)  # type: ignore[arg-type]
+    wanted = replace(RUNNING, **changed)
 
     assert carriage(RUNNING, wanted, DENSE).carry is Carry.WHOLE
     assert carriage(RUNNING, wanted, DENSE).n_stream is None
@@ -327,7 +327,7 @@ def test_of_idle_conversations_the_last_used_go_along() -> None:
 def test_text_is_the_same_only_where_the_same_kernels_compute_it(
     changed: dict[str, object], is_kept: bool
 ) -> None:
-    assert keeps_math(RUNNING, replace(RUNNING, **changed)) is is_kept  # type: ignore[arg-type]
+    assert keeps_math(RUNNING, replace(RUNNING, **changed)) is is_kept
 
 
 def test_another_split_over_the_same_devices_is_the_same_math() -> None:

@@ -1,9 +1,9 @@
 """What our launches could do about memory that others want."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from planners.hardware import HOST, DeviceId
 from planners.model import ServedModel

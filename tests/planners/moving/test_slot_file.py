@@ -1,11 +1,12 @@
 """Slot files as bytes; tests/supervisor/moving/test_slots.py has those that real engines write."""
 
 import struct
-from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planners.graph.kv_cache import LaunchShape
 from planners.moving.slot_file import (
@@ -26,8 +27,7 @@ from tests.fakes.tiny_models import info_of, tiny_models
 PLAIN = SlotMemory(n_caches=1, has_v=True, has_state=False)
 
 
-@dataclass(frozen=True)
-class Written:
+class Written(Struct, frozen=True):
     """A file made up for a test."""
 
     n_stream: int = 4

@@ -1,8 +1,7 @@
 """Callers who want more context than is loaded."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from planners.hardware import HOST
 from planners.instances.actions import Action, Allow, Start, Stop, Yield

@@ -1,9 +1,9 @@
 """Models that do not fit beside each other, both with callers: whose turn it is."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from planners.instances.actions import Action, Start, Stop, Yield
 from planners.instances.groups import Group

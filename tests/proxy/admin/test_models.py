@@ -1,6 +1,6 @@
 """proxy.admin.models: what is on offer, as flat values."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from planners.model import ModelId
 from proxy.admin.models import models_report

@@ -1,9 +1,9 @@
 """proxy.admin.status: from the fleet's values to flat ones."""
 
 import math
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from planners.hardware import HOST, Absence
 from planners.plan import DeviceBytes

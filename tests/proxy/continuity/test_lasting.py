@@ -3,12 +3,12 @@
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from planners.model import ModelId
 from supervisor.leases.lease import ModelUnavailable

@@ -1,10 +1,10 @@
 """/upstream/{model}/…: which model a path means, and what no path gets."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from planners.model import ModelId, ServedModel
 from proxy.native.direct import reads_gzip

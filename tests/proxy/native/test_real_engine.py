@@ -3,11 +3,11 @@
 import asyncio
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.fakes.real_engine import engine
 from tests.proxy.test_real_engine import SOON_S, shape, straight

@@ -6,12 +6,13 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from proxy.admission.gate import OPEN_GATE, Management
 from tests.fakes.gguf_writer import gguf, put, split_gguf

@@ -1,6 +1,6 @@
 """proxy.ollama.modelfile: a model's settings as /api/show writes them."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from planners.recipe import Message, Recipe
 from proxy.ollama.modelfile import modelfile, parameters

@@ -1,10 +1,10 @@
 """What `server.ollama_strict` turns back to Ollama's own ways, and how it is without."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.fakes.fleet_of_one import fleet_of_one
 from tests.fakes.real_engine import engine

@@ -1,6 +1,6 @@
 """supervisor.children.setbacks: what an end that nobody wanted leaves an instance to do."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from planners.hardware import HOST
 from planners.instances.exits import Cause, ExitKind

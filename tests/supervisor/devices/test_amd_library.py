@@ -15,12 +15,12 @@ from tests.fakes.c_libraries import built
 ROOT = Path(__file__).parents[3]
 SOURCE = ROOT / "tests" / "fakes" / "libdrm" / "amdgpu.c"
 READ = """
-import json, sys
-from dataclasses import asdict
+import sys
+import msgspec
 from pathlib import Path
 from supervisor.devices.amd import AmdSource
 reading = AmdSource(Path(sys.argv[1]), asks_library=True).read()
-print(json.dumps(asdict(reading), default=lambda kind: kind.value))
+print(msgspec.json.encode(reading).decode())
 """
 pytestmark = pytest.mark.skipif(
     (sys.platform, platform.machine()) != ("linux", "x86_64"),

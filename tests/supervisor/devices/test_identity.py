@@ -1,5 +1,6 @@
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from planners.hardware import Device, DeviceKind
 from planners.sizes import GIB, MIB

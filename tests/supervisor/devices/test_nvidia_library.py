@@ -18,12 +18,12 @@ ROOT = Path(__file__).parents[3]
 SOURCE = ROOT / "tests" / "fakes" / "nvml" / "nvml.c"
 FIXTURES = ROOT / "tests" / "fixtures" / "hardware"
 READ = """
-import json, sys
-from dataclasses import asdict
+import sys
+import msgspec
 from pathlib import Path
 from supervisor.devices.nvidia_presence import NvidiaIfThere
 reading = NvidiaIfThere(Path(sys.argv[1])).read()
-print(json.dumps(asdict(reading), default=lambda kind: kind.value))
+print(msgspec.json.encode(reading).decode())
 """
 PROBE = """
 import asyncio, sys

@@ -2,9 +2,9 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from planners.backends import Engine
 from planners.hardware import DeviceKind

@@ -1,9 +1,9 @@
 """The book is synchronous: each test calls, then looks at who was granted what."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from planners.model import ModelId
 from planners.plan import InstanceId

@@ -1,8 +1,8 @@
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from planners.settings import ContextPolicy
 from supervisor.leases.wishes import Wishes

@@ -1,9 +1,9 @@
 """supervisor.models.listing: what cannot be offered, and under which names it would have been."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from planners.model import ModelId
 from planners.settings import ModelRule

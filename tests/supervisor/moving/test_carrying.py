@@ -4,9 +4,9 @@ runs is computed again. What goes along is tests/integration/test_migration.py's
 import asyncio
 import os
 import signal
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from planners.moving.by_hand import BadMove, ByHand
 from planners.settings import MemoryRule

@@ -4,10 +4,10 @@ import asyncio
 import math
 import sys
 import time
-from dataclasses import replace
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from planners.hardware import DeviceKind
 from planners.pressure import PlaceCourse, PressureRules

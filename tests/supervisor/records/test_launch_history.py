@@ -1,9 +1,9 @@
 import os
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from planners.hardware import HOST, DeviceId
 from planners.instances.ladder import Rung
