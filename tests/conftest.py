@@ -1,3 +1,4 @@
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,10 @@ settings.register_profile(
     "suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("suite")
+
+# Engines of several tests share a few cores: a thread of libgomp's that waits for its sisters by
+# turning round and round takes the core that they wait for, and a test lasts five times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.fixture
