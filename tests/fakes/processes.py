@@ -22,6 +22,13 @@ async def until_gone(pid: int, *, within_s: float = 5.0) -> None:
             await asyncio.sleep(0.01)
 
 
+async def until_runs(pid: int, name: str, *, within_s: float = 5.0) -> None:
+    """Wait until what was started to become a program is that one."""
+    async with asyncio.timeout(within_s):
+        while psutil.Process(pid).name() != name:
+            await asyncio.sleep(0.01)
+
+
 @contextmanager
 def standing_still(process: psutil.Process) -> Iterator[psutil.Process]:
     """Stopped for as long as the block lasts, which may also be the end of it."""

@@ -17,7 +17,7 @@ import pytest
 import uvloop
 
 from supervisor.children.child import FLOOD_BYTES, FLOOD_PAUSE_S, Child, SpawnFailed, running
-from tests.fakes.processes import is_gone, until_gone
+from tests.fakes.processes import is_gone, until_gone, until_runs
 
 
 def _ignore(line: str) -> None:
@@ -225,6 +225,8 @@ def test_a_killed_daemon_takes_its_child_along(tmp_path: Path) -> None:
     ) as daemon:
         assert daemon.stdout is not None
         child_pid = int(daemon.stdout.readline())
+        # What ties it to the daemon becomes the program only after having done so.
+        asyncio.run(until_runs(child_pid, "sleep"))
         daemon.kill()
 
     asyncio.run(until_gone(child_pid))
