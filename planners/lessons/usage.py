@@ -1,13 +1,12 @@
 """What one request took of its child, by the child's own word."""
 
-from dataclasses import dataclass
+import msgspec
 
 LEAST_DECODE = 16  # tokens; fewer tell more of the first one's latency
 LEAST_PROMPT = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """One finished request: tokens, and the seconds that they took."""
 
     prompt_tokens: int

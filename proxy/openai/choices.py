@@ -7,9 +7,10 @@ asked for those after it.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.child.chunks import NULL
 from proxy.child.refusals import event_error, refusal

@@ -176,7 +176,9 @@ def _check(
 
 def _n_choices(asked: _Asked) -> int:
     """How many choices are wanted. Raises BadRequest for too many, or none."""
-    n = next((told for told in (asked.n_cmpl, asked.n) if told is not None), 1)
+    n = asked.n if asked.n_cmpl is None else asked.n_cmpl
+    if n is None:
+        return 1
     if not 1 <= n <= MAX_CHOICES:
         raise BadRequest(f"n must be 1 to {MAX_CHOICES}, not {n}", param="n")
     return n
