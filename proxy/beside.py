@@ -34,6 +34,24 @@ async def answer_beside(
             return await _answer(door, exchange, model, method, target, body, keep_alive_s)
 
 
+async def pass_beside(
+    door: Door, exchange: Exchange, model: ServedModel, *, target: bytes, body: bytes
+) -> None:
+    """Passes a child's answer on as it is. Raises as `answer_beside` does.
+
+    Its caller has it before the lease is given back.
+    """
+    check_body(body)
+    told = (door, exchange, model, b"POST", target, body, None)
+    with exchange.attended():
+        try:
+            reply, _ = await _answer(*told, is_passed=True)
+        except UpstreamGone:
+            reply, _ = await _answer(*told, is_passed=True)
+    if not exchange.finished:
+        await exchange.reply(200, reply)
+
+
 async def _answer(
     door: Door,
     exchange: Exchange,
@@ -42,8 +60,10 @@ async def _answer(
     target: bytes,
     body: bytes,
     keep_alive_s: float | None,
+    *,
+    is_passed: bool = False,
 ) -> tuple[bytes, str]:
-    """Of one child."""
+    """Of one child; passed on already where it is to be, unless the caller is slow."""
     async with door.service.lease(
         model.model_id, caller=exchange.caller, keep_alive_s=keep_alive_s, takes_slot=False
     ) as lease:
@@ -58,7 +78,12 @@ async def _answer(
             async with sent as response:
                 if response.status != 200:
                     raise await refusal(response, lease)
-                return await response.read(limit_bytes=REPLY_BYTES), lease.socket_path
+                reply = response.at_once(limit_bytes=REPLY_BYTES)
+                if reply is None:
+                    reply = await response.read(limit_bytes=REPLY_BYTES)
+                if is_passed and not exchange.to_caller.is_slow:
+                    exchange.answer(200, reply)
+                return reply, lease.socket_path
         except UpstreamGone:
             await door.service.until_gone(lease, within_s=REAPED_S)
             raise

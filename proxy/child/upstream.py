@@ -5,9 +5,9 @@ It knows connections and bytes, nothing of models or dialects.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from proxy.bodies import Buffers
 from proxy.child.connection import Connection, Reader, Take
@@ -216,8 +216,8 @@ class UpstreamRequest:
         self._pool, self._pieces = pool, pieces
         self._connection: Connection | None = None
 
-    async def __aenter__(self) -> UpstreamResponse:
-        return await self.open()
+    def __aenter__(self) -> Coroutine[Any, Any, UpstreamResponse]:
+        return self.open()
 
     async def __aexit__(
         self,

@@ -1,6 +1,6 @@
 """OpenAI's routes: the child's own dialect, so requests and streams pass; the model is chosen."""
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from functools import partial
 from typing import Any
 
@@ -80,14 +80,14 @@ async def one_model(door: Door, exchange: Exchange, name: str) -> None:
     await exchange.reply_json(_entry(names.named(door, exchange, name), name))
 
 
-async def chat_completions(door: Door, exchange: Exchange) -> None:
+def chat_completions(door: Door, exchange: Exchange) -> Awaitable[None]:
     """POST /v1/chat/completions."""
-    await _complete(door, exchange, chat=True)
+    return _complete(door, exchange, chat=True)
 
 
-async def completions(door: Door, exchange: Exchange) -> None:
+def completions(door: Door, exchange: Exchange) -> Awaitable[None]:
     """POST /v1/completions."""
-    await _complete(door, exchange, chat=False)
+    return _complete(door, exchange, chat=False)
 
 
 async def embeddings(door: Door, exchange: Exchange) -> None:
