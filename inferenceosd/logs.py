@@ -12,7 +12,7 @@ import logging
 import logging.config
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, TextIO, cast
@@ -24,6 +24,8 @@ from structlog.typing import EventDict, Processor
 from proxy.telemetry.served import Served, noted
 
 SOON_S = 0.01  # lines of one moment are one write
+
+_ENCODER = msgspec.json.Encoder()
 
 LEVELS: Mapping[str, int] = {
     "debug": logging.DEBUG,
@@ -78,7 +80,8 @@ def configure_logging(format: str, level: str, *, stream: TextIO | None = None) 
 def note_served(line: Served) -> None:
     """Write the line about a request; in JSON within SOON_S, as there are many."""
     if _Current.takes_structs:
-        _Current.lines.soon((time.time(), line))
+        line.timestamp = datetime.now(UTC)
+        _Current.lines.soon(line)
     else:
         noted(line)
 
@@ -109,7 +112,7 @@ class _Lines:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._waiting: list[str | EventDict | tuple[float, Served]] = []
+        self._waiting: list[str | EventDict | Served] = []
         self.debug = self.info = self.warning = self.error = self.critical = self.msg
 
     def __call__(self, *_: Any) -> "_Lines":
@@ -120,7 +123,7 @@ class _Lines:
         self._waiting.append(line)
         self.flush()
 
-    def soon(self, told: EventDict | tuple[float, Served]) -> None:
+    def soon(self, told: EventDict | Served) -> None:
         """Write a line within SOON_S, together with those that follow; at once off the loop.
 
         Put into words no sooner: many in a row take a third of the time. `timestamp` in seconds.
@@ -138,9 +141,8 @@ class _Lines:
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        lines = [line if isinstance(line, str) else _worded(line) for line in waiting]
         try:
-            self._stream.write("\n".join(lines) + "\n")
+            self._stream.write(_all_worded(waiting))
             self._stream.flush()
         except (OSError, ValueError):
             pass
@@ -175,11 +177,18 @@ class _Clock:
     text = ""
 
 
-def _worded(told: EventDict | tuple[float, Served]) -> str:
-    if isinstance(told, tuple):
-        now_s, line = told
-        begin = f'{{"event":"request.served","level":"info","timestamp":"{_timestamp(now_s)}",'
-        return begin + msgspec.json.encode(line).decode()[1:]
+def _all_worded(waiting: Sequence[str | EventDict | Served]) -> str:
+    """The lines, each with its end; those about requests, which are nearly all, in one call."""
+    if all([type(told) is Served for told in waiting]):
+        return _ENCODER.encode_lines(waiting).decode()
+    return "".join([f"{_worded(told)}\n" for told in waiting])
+
+
+def _worded(told: str | EventDict | Served) -> str:
+    if isinstance(told, str):
+        return told
+    if isinstance(told, Served):
+        return _ENCODER.encode(told).decode()
     told["timestamp"] = _timestamp(told["timestamp"])
     return _as_json(None, "info", told)
 

@@ -7,6 +7,7 @@ import asyncio
 import re
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from time import monotonic, time
 
 import psutil
@@ -189,8 +190,9 @@ class _App:
         exchange = Exchange(scope, request_id=id_of(head.by_name, scope["headers"]))
         CURRENT.set(exchange.request_id)
         known = head.verdict
-        if isinstance(known, _LetIn) and known.by is self:
+        if isinstance(known, _LetIn) and known.by is self and time() < known.caller.until:
             exchange.path, exchange.dialect = known.path, known.dialect
+            exchange.extra_headers += known.headers
         else:
             known = None
             if "//" in exchange.path:
@@ -199,38 +201,30 @@ class _App:
         trace = self._traces.begun(exchange) if self._traces is not None else None
         error: str | None = None
         try:
-            error = await self._served(exchange, known)
+            try:
+                await self._handler(exchange, known)(self._door, exchange)
+            except CallerLeft:
+                error = "caller_left"
+            except Exception as exc:
+                error = await self._fail(exchange, exc)
         except asyncio.CancelledError:
             error = "stopping"
-            await _part(exchange)  # not raised again: uvicorn logs what ends its task as a bug
+            await _part(exchange)  # not raised again: what ends a task is logged as a bug
         finally:
             self._note(_line(exchange, error))
             self._door.metrics.served(exchange, error)
             if trace is not None:
                 trace.end(exchange, error)
 
-    async def _served(self, exchange: Exchange, known: "_LetIn | None") -> str | None:
-        """Answers; what went wrong, in a word, None where nothing did."""
-        try:
-            await self._serve(exchange, known)
-        except CallerLeft:
-            return "caller_left"
-        except Exception as exc:
-            return await self._fail(exchange, exc)
-        return None
-
-    async def _serve(self, exchange: Exchange, known: "_LetIn | None") -> None:
-        """`known`: what was found of the same head before."""
-        if known is None or time() >= known.caller.until:
+    def _handler(self, exchange: Exchange, known: "_LetIn | None") -> Handler:
+        """Who answers; `known`: what was found of the same head before. Raises what is refused."""
+        if known is None:
             judged = self._judged(exchange)
             if isinstance(judged, Answered):
-                await exchange.reply(judged.status, b"", content_type=b"", headers=judged.headers)
-                return
+                return partial(_answered, judged)
             known = exchange.head.verdict = judged
-        else:
-            exchange.extra_headers += known.headers
         exchange.key_id, exchange.is_known = known.caller.key_id, known.caller.is_known
-        await known.handler(self._door, exchange)
+        return known.handler
 
     def _judged(self, exchange: Exchange) -> "_LetIn | Answered":
         """What the door says of a head. Raises what it refuses."""
@@ -264,8 +258,12 @@ class _App:
 class _Parting(_App):
     """Before the models were looked at, none of them can be said to be there, or not."""
 
-    async def _serve(self, exchange: Exchange, known: _LetIn | None) -> None:
+    def _handler(self, exchange: Exchange, known: _LetIn | None) -> Handler:
         raise Stopping
+
+
+async def _answered(judged: Answered, door: Door, exchange: Exchange) -> None:
+    await exchange.reply(judged.status, b"", content_type=b"", headers=judged.headers)
 
 
 def _line(exchange: Exchange, error: str | None) -> Served:
@@ -282,7 +280,7 @@ def _line(exchange: Exchange, error: str | None) -> Served:
         exchange.model,
         None if lease is None else lease.instance_id,
         None if lease is None else lease.slot,
-        None if lease is None else round(lease.load_s, 3),
+        None if lease is None else lease.load_s and round(lease.load_s, 3),
         None if first_byte_s is None else round(first_byte_s, 4),
         round(monotonic() - exchange.started_s, 4),
         exchange.sent_bytes,

@@ -21,6 +21,8 @@ class _Question(Struct, frozen=True):
     target: bytes
     body: bytes
     keep_alive_s: float | None
+    is_passed: bool = False
+    """Whether the caller gets the answer as it is."""
 
 
 async def answer_beside(
@@ -47,8 +49,26 @@ async def answer_beside(
             return await _answer(door, exchange, asked)
 
 
+async def pass_beside(
+    door: Door, exchange: Exchange, model: ServedModel, *, target: bytes, body: bytes
+) -> None:
+    """Passes a child's answer on as it is. Raises as `answer_beside` does.
+
+    Its caller has it before the lease is given back.
+    """
+    check_body(body)
+    asked = _Question(model, b"POST", target, body, None, is_passed=True)
+    with exchange.attended():
+        try:
+            reply, _ = await _answer(door, exchange, asked)
+        except UpstreamGone:
+            reply, _ = await _answer(door, exchange, asked)
+    if not exchange.finished:
+        await exchange.reply(200, reply)
+
+
 async def _answer(door: Door, exchange: Exchange, asked: _Question) -> tuple[bytes, str]:
-    """Of one child."""
+    """Of one child; passed on already where it is to be, unless the caller is slow."""
     model_id = asked.model.model_id
     async with door.service.lease(
         model_id, caller=exchange.caller, keep_alive_s=asked.keep_alive_s, takes_slot=False
@@ -64,7 +84,12 @@ async def _answer(door: Door, exchange: Exchange, asked: _Question) -> tuple[byt
             async with sent as response:
                 if response.status != 200:
                     raise await refusal(response, lease)
-                return await response.read(limit_bytes=REPLY_BYTES), lease.socket_path
+                reply = response.at_once(limit_bytes=REPLY_BYTES)
+                if reply is None:
+                    reply = await response.read(limit_bytes=REPLY_BYTES)
+                if asked.is_passed and not exchange.to_caller.is_slow:
+                    exchange.answer(200, reply)
+                return reply, lease.socket_path
         except UpstreamGone:
             await door.service.until_gone(lease, within_s=REAPED_S)
             raise

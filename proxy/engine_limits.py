@@ -42,6 +42,7 @@ _HINTS = (b"(", b"::=", rb"\u00")
 """A body with fewer of these needs no closer look; the last is how any of them may be escaped."""
 _ROLES = (b'"role"', rb"\u00")
 """As _HINTS, of messages: one without a role is refused before it comes to the template."""
+_MANY_BYTES = MAX_MESSAGES * len(_ROLES[1])
 _HOLDERS = ("grammar", "grammar_triggers", "json_schema", "response_format", "tools")
 _MEDIA = ("image_url", "input_audio", "input_video")
 _ANY = msgspec.json.Decoder()
@@ -139,6 +140,8 @@ class EngineMembers(msgspec.Struct):
         if bytes(self.chat_parser) not in (b"", b"null"):
             raise BadRequest("chat_parser is not offered", param="chat_parser")
         for param in ("logprobs", "top_logprobs", "n_probs"):
+            if not bytes(getattr(self, param)):
+                continue
             n_probs = _number(getattr(self, param))
             if n_probs > FEW_PROBABILITIES and n_probs * self._most_tokens() > MAX_PROBABILITIES:
                 raise TooManyProbabilities(param=param)
@@ -152,14 +155,14 @@ class EngineMembers(msgspec.Struct):
 
 def check_body(body: bytes) -> None:
     """Raises TooManyMessages, GrammarTooLarge for a child's request that it would not bear."""
-    check_messages(body)
-    check_grammars(body)
+    if len(body) > min(_MANY_BYTES, _SHORT_BYTES):
+        check_messages(body)
+        check_grammars(body)
 
 
 def check_messages(body: bytes) -> None:
     """Raises TooManyMessages for a child's chat of more than it gets through."""
-    least_bytes = MAX_MESSAGES * len(_ROLES[1])
-    if len(body) <= least_bytes or sum(map(body.count, _ROLES)) <= MAX_MESSAGES:
+    if len(body) <= _MANY_BYTES or sum(map(body.count, _ROLES)) <= MAX_MESSAGES:
         return
     told = decoded(body, _ANY)
     messages = told.get("messages") if isinstance(told, dict) else None

@@ -42,6 +42,16 @@ class Framing(Enum):
     NDJSON = b"application/x-ndjson"
 
 
+_STREAM_HEADERS = {
+    framing: (
+        (b"content-type", framing.value),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    )
+    for framing in Framing
+}
+
+
 class Attended:
     """The block of Exchange.attended: cancelled from outside, as asyncio.timeout does it."""
 
@@ -85,7 +95,8 @@ class Exchange:
     """A request being answered. Exactly one of `reply`, or `begin` … `finish`, happens."""
 
     __slots__ = (
-        "_beats", "_by_name", "address", "delivered", "dialect", "extra_headers", "finished",
+        "_beats", "_by_name", "_own_id", "address", "delivered", "dialect", "extra_headers",
+        "finished",
         "first_byte_s", "framing", "given_model", "head", "headers", "is_known", "key_id",
         "last_word", "lease", "method", "model", "n_dropped", "path", "pulse", "request_id",
         "rewords", "scope", "sent_bytes", "started_s", "status", "to_caller", "traceparent",
@@ -112,7 +123,8 @@ class Exchange:
         self.dialect = Dialect.OLLAMA
         self.key_id: str | None = None
         self.is_known = False
-        self.extra_headers: list[tuple[bytes, bytes]] = [(REQUEST_ID, request_id.encode())]
+        self._own_id = (REQUEST_ID, request_id.encode())
+        self.extra_headers: list[tuple[bytes, bytes]] = [self._own_id]
         self.framing: Framing | None = None
         self.status = 0
         self.sent_bytes = 0
@@ -160,8 +172,8 @@ class Exchange:
     @property
     def passed_on(self) -> Headers:
         """What a child is told of the request: its id, and the trace that it belongs to."""
-        own = (REQUEST_ID, self.request_id.encode())
-        trace = self.traceparent or self.header(b"traceparent")
+        own = self._own_id
+        trace = self.traceparent or self._by_name.get(b"traceparent")
         if not trace or not TRACEPARENT.fullmatch(trace):
             return (own,)
         return (own, (b"traceparent", trace))
@@ -211,9 +223,17 @@ class Exchange:
     ) -> None:
         """The whole reply at once."""
         if self._beats is not None:
-            self.fall_silent()
+            self.fall_silent()  # it may not begin another while this one waits
         if self.to_caller.is_slow:
             await self.to_caller.drained()
+        self.answer(status, body, content_type=content_type, headers=headers)
+
+    def answer(
+        self, status: int, body: bytes, *, content_type: bytes = JSON, headers: Headers = ()
+    ) -> None:
+        """The same, for who has asked before whether its caller is slow."""
+        if self._beats is not None:
+            self.fall_silent()
         if self.rewords is not None:
             body = self.rewords(body)
         told = [*headers, *self.extra_headers]
@@ -240,14 +260,7 @@ class Exchange:
     def _begin(self, framing: Framing) -> None:
         """No cache or proxy on the way may hold it back."""
         self.framing = framing
-        self._start(
-            200,
-            [
-                (b"content-type", framing.value),
-                (b"cache-control", b"no-cache"),
-                (b"x-accel-buffering", b"no"),
-            ],
-        )
+        self._start(200, [*_STREAM_HEADERS[framing]])
 
     def put(self, data: bytes) -> None:
         """A part of a streamed reply, at once: who may have much to say asks before who is slow."""

@@ -11,6 +11,7 @@ lease back.
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from random import getrandbits
 from time import monotonic
 from types import TracebackType
@@ -43,7 +44,7 @@ REAPED_S = 2.0  # the fleet knows of a child's end within milliseconds; by now i
 T = TypeVar("T")
 
 _LEAVING = (InstanceState.DRAINING, InstanceState.STOPPING)
-_JSON_HEADERS = ((b"Content-Type", b"application/json"),)
+_JSON = (b"Content-Type", b"application/json")
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -112,14 +113,11 @@ async def converse(
     """
     if not order.form:
         check_body(order.body)
-    priority = exchange.priority
-
-    def wanted(after: Lease | None = None) -> AbstractAsyncContextManager[Lease]:
-        return door.service.lease(
-            model.model_id, caller=exchange.caller, keep_alive_s=keep_alive_s, context=context,
-            priority=priority, can_pause=can_pause, after=after,
-        )  # fmt: skip
-
+    # No function within: its annotations would be made anew for each request.
+    wanted = partial(
+        door.service.lease, model.model_id, caller=exchange.caller, keep_alive_s=keep_alive_s,
+        context=context, priority=exchange.priority, can_pause=can_pause,
+    )  # fmt: skip
     times = 1
     after: Lease | None = None
     while True:
@@ -167,7 +165,7 @@ class _Turn:
         self,
         door: Door,
         exchange: Exchange,
-        wanted: Callable[[Lease | None], AbstractAsyncContextManager[Lease]],
+        wanted: Callable[..., AbstractAsyncContextManager[Lease]],
         asked: Order,
         *,
         times: int,
@@ -215,18 +213,18 @@ class _Turn:
 
     async def begin(self) -> Lease:
         """Waits for a lease. Raises LeaseError."""
-        leased = self._wanted(self._after)
+        leased = self._wanted(after=self._after)
         self.lease = self._exchange.lease = await leased.__aenter__()
         self._leased = leased
         return self.lease
 
     async def reply(self, order: Order, *, streams: bool) -> UpstreamResponse:
         """The child's reply. Raises UpstreamError."""
-        self._order = order
         if not streams:
-            return await self._response(order)
+            self._order = order
+            return await self._sent(order).open()
         self._order = order = _seeded(order)
-        return Lasting(await self._response(order), KINDS[order.target], self)
+        return Lasting(await self._sent(order).open(), KINDS[order.target], self)
 
     async def further(self, order: Order) -> UpstreamResponse:
         """The stream of one more request, of the next child where this one is gone by now."""
@@ -242,11 +240,22 @@ class _Turn:
             except UpstreamGone as exc:
                 raise self.lost(loss, str(exc)) from exc
 
-    async def _response(self, order: Order) -> UpstreamResponse:
+    def _sent(self, order: Order) -> UpstreamRequest:
+        """The request that the child is to be asked now, in place of any before it."""
         if self._request is not None:
             self._request.close()
-        self._request = _sent(self._door, self._exchange, order, self.lease)
-        return await self._request.open()
+        lease = self.lease
+        self._request = self._door.pools.request(
+            lease.socket_path,
+            method=b"POST",
+            target=order.target,
+            headers=(
+                (b"Content-Type", order.form) if order.form else _JSON,
+                *self._exchange.passed_on,
+            ),
+            body=(order.body,) if order.form else pinned(order, lease),
+        )
+        return self._request
 
     # what a stream asks for that has lost its child
 
@@ -298,7 +307,7 @@ class _Turn:
         order = self._order
         if extra:
             order = replace(order, extra=order.extra + b"," + extra)
-        response = await self._response(order)
+        response = await self._sent(order).open()
         if response.status != 200:
             raise await refusal(response, self.lease)
         return response
@@ -328,19 +337,6 @@ def _seeded(order: Order) -> Order:
     return replace(order, extra=order.extra + b"," + member if order.extra else member)
 
 
-def _sent(door: Door, exchange: Exchange, order: Order, lease: Lease) -> UpstreamRequest:
-    return door.pools.request(
-        lease.socket_path,
-        method=b"POST",
-        target=order.target,
-        headers=(
-            (b"Content-Type", order.form or b"application/json"),
-            *exchange.passed_on,
-        ),
-        body=(order.body,) if order.form else pinned(order, lease),
-    )
-
-
 def pinned(order: Order, lease: Lease) -> Buffers:
     """The body with the lease's slot as its last member, which overrides a caller's own id_slot."""
     extra = order.extra + b"," if order.extra else b""
@@ -352,7 +348,7 @@ async def ask(
 ) -> T:
     """The child's reply to a question that takes no slot. Raises ChildRefused, UpstreamError."""
     async with door.pools.request(
-        lease.socket_path, method=b"POST", target=target, headers=_JSON_HEADERS, body=(body,)
+        lease.socket_path, method=b"POST", target=target, headers=(_JSON,), body=(body,)
     ) as response:
         return await whole_reply(lease, response, decoder)
 

@@ -18,10 +18,13 @@ _UNUSUAL = (b"transfer-encoding", b"upgrade", b"http2-settings", b"expect", b"tr
 class Outline:
     """A head in the two pieces around its Content-Length."""
 
-    __slots__ = ("_after", "_before", "_is_sized")
+    __slots__ = ("_after", "_before", "_is_sized", "_last", "_length", "_n_bytes")
 
-    def __init__(self, before: bytes, after: bytes, *, is_sized: bool) -> None:
+    def __init__(self, before: bytes, length: bytes, after: bytes, *, is_sized: bool) -> None:
         self._before, self._after, self._is_sized = before, after, is_sized
+        self._last, self._length = before + length + after, length
+        """The head as it came last, and its length as it was told."""
+        self._n_bytes = int(length) if is_sized else 0
 
     @classmethod
     def of(
@@ -48,24 +51,30 @@ class Outline:
             n_lengths += name == b"content-length"
         found = _LENGTH.search(head)
         if n_lengths == 0 and found is None:
-            return cls(head, b"", is_sized=False)
+            return cls(head, b"", b"", is_sized=False)
         if n_lengths != 1 or found is None:
             return None
-        return cls(head[: found.start(1)], head[found.end(1) :], is_sized=True)
+        before, length, after = head[: found.start(1)], found[1], head[found.end(1) :]
+        return cls(before, length, after, is_sized=True)
 
     def again(self, data: bytes) -> tuple[bytes, bytes] | None:
         """Length, as it is told, and body of a message with such a head, where `data` is just that.
 
         No length is told where there is no body.
         """
-        if not data.startswith(self._before):
+        if data.startswith(self._last):
+            body = data[len(self._last) :]
+            return (self._length, body) if len(body) == self._n_bytes else None
+        if not (self._is_sized and data.startswith(self._before)):
             return None
         at = len(self._before)
-        if not self._is_sized:
-            return (b"", b"") if len(data) == at else None
         end = data.find(b"\r", at, at + _LENGTH_DIGITS + 1)
         told = data[at:end]
         if not (told.isdigit() and data.startswith(self._after, end)):
             return None
-        body = data[end + len(self._after) :]
-        return (told, body) if len(body) == int(told) else None
+        body_at = end + len(self._after)
+        body = data[body_at:]
+        if len(body) != int(told):
+            return None
+        self._last, self._length, self._n_bytes = data[:body_at], told, len(body)
+        return told, body

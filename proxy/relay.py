@@ -19,8 +19,14 @@ async def relay_whole(exchange: Exchange, lease: Lease, response: UpstreamRespon
     """Passes one JSON object, unchanged; whole, so that a child lost meanwhile can be made good."""
     if response.status != 200:
         raise await refusal(response, lease)
-    body = await response.read(limit_bytes=REPLY_BYTES)
-    await exchange.reply(200, body, content_type=response.header(b"content-type"))
+    body = response.at_once(limit_bytes=REPLY_BYTES)
+    if body is None:
+        body = await response.read(limit_bytes=REPLY_BYTES)
+    content_type = response.header(b"content-type")
+    if exchange.to_caller.is_slow:
+        await exchange.reply(200, body, content_type=content_type)
+    else:
+        exchange.answer(200, body, content_type=content_type)
     return body
 
 

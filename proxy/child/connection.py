@@ -22,8 +22,6 @@ HEAD_BYTES = 64 << 10
 HEAD_FIELDS = 100
 HIGH_WATER_BYTES = 256 << 10  # unread, beyond which the child is made to wait
 FEW_CHUNKS = 8  # which are measured one by one
-JOIN_BYTES = 16 << 10  # below this, head and body go out in one write
-
 
 _OK = b"HTTP/1.1 200 "
 _HEAD_END = b"\r\n\r\n"
@@ -70,6 +68,7 @@ class Connection(asyncio.Protocol):
         "_on_made",
         "_outline",
         "_outlined",
+        "_outlined_length",
         "_parser",
         "_paused",
         "_reader",
@@ -116,6 +115,7 @@ class Connection(asyncio.Protocol):
         self._outline: Outline | None = None
         """Of the last reply that came in one piece, which had these headers:"""
         self._outlined: Headers = []
+        self._outlined_length = b""
         self._reset()
 
     def _reset(self) -> None:
@@ -136,16 +136,16 @@ class Connection(asyncio.Protocol):
 
     # What the exchange calls.
 
-    async def send(self, head: bytes, body: Buffers) -> None:
+    async def send(self, pieces: Buffers) -> None:
         """Sends a request and waits for the reply's head. Raises UpstreamError, and is closed then.
 
         So it is where the wait is cancelled.
         """
         self._reset()
-        if sum(map(len, body)) <= JOIN_BYTES:
-            self._transport.write(b"".join((head, *body)))
+        if len(pieces) == 1:
+            self._transport.write(pieces[0])
         else:
-            self._transport.writelines((head, *body))
+            self._transport.writelines(pieces)
         try:
             if self._writable is not None:
                 await self._written(self._writable)
@@ -170,13 +170,9 @@ class Connection(asyncio.Protocol):
             await self._news
         return self._arrived()
 
-    def is_all_there(self, limit_bytes: int) -> bool:
-        """Whether all of the body has come, and is no longer than that."""
-        return self.done and self._size <= limit_bytes
-
-    def rest(self) -> bytes:
-        """All that has come and is not taken."""
-        return self._arrived()
+    def whole(self, limit_bytes: int) -> bytes | None:
+        """All of the body where it has come, is no longer than that, and none of it was taken."""
+        return self._arrived() if self.done and self._size <= limit_bytes else None
 
     async def pour(self, take: Take, reader: Reader) -> None:
         """Has `take` called with all that comes of the body, joined, until its end.
@@ -275,7 +271,7 @@ class Connection(asyncio.Protocol):
             self._note_heard(n_before)
         if is_first and self.keeps and self._is_sized:
             self._outline = Outline.of(data, self.headers, start=_OK)
-            self._outlined = self.headers
+            self._outlined, self._outlined_length = self.headers, b""
         if not self._head_done and self._head_bytes > HEAD_BYTES:
             self._fail(UpstreamBroken(self.socket_path, f"its head is over {HEAD_BYTES} bytes"))
         if self._take is not None:
@@ -294,11 +290,16 @@ class Connection(asyncio.Protocol):
             return False
         length, body = found
         self._got_bytes = self._head_done = self.keeps = self.done = True
-        self.resume_writing()
+        if self._writable is not None:
+            self.resume_writing()
         self.status = 200
-        self.headers = [
-            (name, length if name == _CONTENT_LENGTH else value) for name, value in self._outlined
-        ]
+        if length != self._outlined_length:
+            self._outlined_length = length
+            self._outlined = [
+                (name, length if name == _CONTENT_LENGTH else value)
+                for name, value in self._outlined
+            ]
+        self.headers = self._outlined
         if body:
             self._chunks.append(body)
             self._size = len(body)

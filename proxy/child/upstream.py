@@ -5,14 +5,15 @@ It knows connections and bytes, nothing of models or dialects.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from proxy.bodies import Buffers
 from proxy.child.connection import Connection, Reader, Take
 from proxy.errors import UpstreamBroken, UpstreamGone, UpstreamStalled
 
+JOIN_BYTES = 16 << 10  # below this, head and body go out in one write
 IDLE_S = 4.0  # llama-server closes idle connections after 5 s (Keep-Alive: timeout=5)
 CONNECT_S = 5.0  # a Unix socket connects at once unless the backlog of a hung child is full
 
@@ -116,7 +117,7 @@ class _Pool:
             self._idle.remove(connection)
 
     def put_back(self, connection: Connection) -> None:
-        """Keeps a connection whose exchange has ended well; closes any other."""
+        """Keeps a connection whose exchange has ended well, or closes it; gives the room back."""
         if self._closed or not (connection.done and connection.keeps):
             connection.abort()
         elif not connection.closed:
@@ -124,6 +125,10 @@ class _Pool:
             self._idle.append(connection)
             if self._expiry is None:
                 self._expiry = self._loop.call_later(IDLE_S, self._expire)
+        if self._waiting:
+            self.leave()
+        else:
+            self._under_way -= 1
 
     def _expire(self) -> None:
         """Closes what has been idle too long; armed only while something is idle."""
@@ -184,12 +189,16 @@ class UpstreamResponse:
         """
         await self._connection.pour(take, reader)
 
+    def at_once(self, *, limit_bytes: int) -> bytes | None:
+        """The whole body where all of it is there, as that of a short reply is; else None."""
+        return self._connection.whole(limit_bytes)
+
     async def read(self, *, limit_bytes: int) -> bytes:
         """The whole body. Raises UpstreamBroken over the limit, UpstreamGone where it is cut."""
+        if (rest := self.at_once(limit_bytes=limit_bytes)) is not None:
+            return rest
         parts: list[bytes] = []
         size = 0
-        if self._connection.is_all_there(limit_bytes):
-            return self._connection.rest()
         while data := await self._connection.chunk():
             size += len(data)
             if size > limit_bytes:
@@ -201,14 +210,14 @@ class UpstreamResponse:
 class UpstreamRequest:
     """A request as an async context manager: its reply inside the block, nothing of it after."""
 
-    __slots__ = ("_body", "_connection", "_head", "_pool")
+    __slots__ = ("_connection", "_pieces", "_pool")
 
-    def __init__(self, pool: _Pool, head: bytes, body: Buffers) -> None:
-        self._pool, self._head, self._body = pool, head, body
+    def __init__(self, pool: _Pool, pieces: Buffers) -> None:
+        self._pool, self._pieces = pool, pieces
         self._connection: Connection | None = None
 
-    async def __aenter__(self) -> UpstreamResponse:
-        return await self.open()
+    def __aenter__(self) -> Coroutine[Any, Any, UpstreamResponse]:
+        return self.open()
 
     async def __aexit__(
         self,
@@ -227,7 +236,7 @@ class UpstreamRequest:
             connection = pool.reused()
             if connection is not None:
                 try:
-                    await connection.send(self._head, self._body)
+                    await connection.send(self._pieces)
                 except UpstreamGone as gone:
                     # A child may close an idle connection in the very moment that we use it.
                     # Nothing came back, so sending once more, on a new one, is safe.
@@ -236,7 +245,7 @@ class UpstreamRequest:
                     connection = None
             if connection is None:
                 connection = await pool.fresh()
-                await connection.send(self._head, self._body)
+                await connection.send(self._pieces)
         except BaseException:
             pool.leave()
             raise
@@ -248,7 +257,6 @@ class UpstreamRequest:
         connection, self._connection = self._connection, None
         if connection is not None:
             self._pool.put_back(connection)
-            self._pool.leave()
 
 
 class UpstreamPools:
@@ -276,11 +284,13 @@ class UpstreamPools:
         if pool is None:
             self._sweep()
             pool = self._pools[socket_path] = _Pool(socket_path, limit=self._limit)
-        told = b"".join([b"%b: %b\r\n" % header for header in headers])
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+        n_bytes = sum(map(len, body))
         head = b"%b %b HTTP/1.1\r\nHost: child\r\n%bContent-Length: %d\r\n\r\n" % (
-            method, target, told, sum(map(len, body))
+            method, target, lines, n_bytes
         )  # fmt: skip
-        return UpstreamRequest(pool, head, body)
+        pieces = (head, *body)
+        return UpstreamRequest(pool, (b"".join(pieces),) if n_bytes <= JOIN_BYTES else pieces)
 
     def heard_bytes(self, socket_path: str) -> int:
         """What a child has said in its replies so far, in bytes; keep-alive comments excluded."""

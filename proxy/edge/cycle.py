@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from uvicorn._types import ASGIReceiveEvent, ASGISendEvent, HTTPScope
+from uvicorn._types import ASGI3Application, ASGIReceiveEvent, ASGISendEvent, HTTPScope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
@@ -30,8 +30,11 @@ _CLOSE = b"connection: close\r\n\r\n"
 _LINE_BREAK = "a header of the reply has a line break in it"
 
 
+def _nothing() -> None: ...
+
+
 class Cycle(RequestResponseCycle):
-    """A request being answered; uvicorn's, whose `run_asgi` runs the application."""
+    """A request being answered; uvicorn's as far as its types go."""
 
     task: asyncio.Task[None]
     """In which it is answered."""
@@ -69,10 +72,32 @@ class Cycle(RequestResponseCycle):
         self._left_bytes: int | None = None
         """Of a body whose length was told; None is in chunks, or until the connection closes."""
 
-    def part(self) -> None:
-        """Lets go of what holds it in turn, once it is answered: no collector has to find out."""
-        del self.task
-        del self.scope[CYCLE]  # type: ignore[misc]
+    async def answered_by(self, app: ASGI3Application, running: set[asyncio.Task[None]]) -> None:
+        """Has `app` answer; then this is none of `running` any more.
+
+        An application that raises, or does not answer, is a bug, and logged as such.
+        """
+        try:
+            await app(self.scope, self.receive, self.send)
+        except BaseException:  # as uvicorn does: a request's task has nobody to raise to
+            self.logger.exception("Exception in ASGI application")
+            await self._give_up()
+        else:
+            if not (self.response_complete or self.disconnected):
+                self.logger.error("ASGI callable returned without completing response.")
+                await self._give_up()
+        finally:
+            running.discard(self.task)
+            # What holds it in turn is let go of: no collector has to find out.
+            self.on_response = _nothing
+            del self.task
+            del self.scope[CYCLE]  # type: ignore[misc]
+
+    async def _give_up(self) -> None:
+        if self.response_started:
+            self.transport.close()
+        else:
+            await self.send_500_response()
 
     # The request's body.
 
@@ -94,7 +119,11 @@ class Cycle(RequestResponseCycle):
         if self.more_body or self.disconnected or self.response_complete:
             return None
         self._has_news = False
-        return self._taken()
+        parts = self._parts
+        if len(parts) != 1:
+            return self._taken()
+        self.waiting_bytes = 0
+        return parts.pop()
 
     def _taken(self) -> bytes:
         parts, self._parts = self._parts, []
@@ -258,8 +287,9 @@ class Cycle(RequestResponseCycle):
         return data
 
     def _complete(self) -> None:
-        self.response_complete = True
-        self.wake()
+        self.response_complete = self._has_news = True
+        if self._waiter is not None:
+            self.wake()
         if not self.keep_alive:
             self.transport.close()
         self.on_response()

@@ -302,15 +302,8 @@ class DoorProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         assert isinstance(cycle, Cycle)
         self._answering = cycle
-        cycle.task = self.loop.create_task(self._answered(cycle, app))
+        cycle.task = self.loop.create_task(cycle.answered_by(app, self.tasks))
         self.tasks.add(cycle.task)
-
-    async def _answered(self, cycle: Cycle, app: ASGI3Application) -> None:
-        try:
-            await cycle.run_asgi(app)
-        finally:
-            self.tasks.discard(cycle.task)
-            cycle.part()
 
     # What these are made of.
 

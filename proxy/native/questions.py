@@ -3,11 +3,12 @@
 What a child tells of the machine's paths and of other callers' requests is left out.
 """
 
+from collections.abc import Awaitable
 from os.path import basename
 
 import msgspec
 
-from proxy.beside import answer_beside
+from proxy.beside import answer_beside, pass_beside
 from proxy.bodies import decoded
 from proxy.chat.media import check_media
 from proxy.door import Door
@@ -53,19 +54,19 @@ _ADAPTERS = msgspec.json.Decoder(tuple[_Adapter, ...])
 _PROPS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-async def tokenize(door: Door, exchange: Exchange) -> None:
+def tokenize(door: Door, exchange: Exchange) -> Awaitable[None]:
     """POST /tokenize."""
-    await _passed(door, exchange, b"/tokenize")
+    return _passed(door, exchange, b"/tokenize")
 
 
-async def detokenize(door: Door, exchange: Exchange) -> None:
+def detokenize(door: Door, exchange: Exchange) -> Awaitable[None]:
     """POST /detokenize."""
-    await _passed(door, exchange, b"/detokenize")
+    return _passed(door, exchange, b"/detokenize")
 
 
-async def apply_template(door: Door, exchange: Exchange) -> None:
+def apply_template(door: Door, exchange: Exchange) -> Awaitable[None]:
     """POST /apply-template."""
-    await _passed(door, exchange, b"/apply-template")
+    return _passed(door, exchange, b"/apply-template")
 
 
 async def props(door: Door, exchange: Exchange) -> None:
@@ -99,5 +100,4 @@ async def _passed(door: Door, exchange: Exchange, target: bytes) -> None:
     model = meant(door, exchange, decoded(body, _ASKED).model)
     if target == b"/apply-template":  # which looks at media as a chat does
         check_media(body)
-    reply, _ = await answer_beside(door, exchange, model, method=b"POST", target=target, body=body)
-    await exchange.reply(200, reply)
+    await pass_beside(door, exchange, model, target=target, body=body)

@@ -1,6 +1,6 @@
 """OpenAI's routes: the child's own dialect, so requests and streams pass; the model is chosen."""
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from functools import partial
 from typing import Any
 
@@ -80,14 +80,14 @@ async def one_model(door: Door, exchange: Exchange, name: str) -> None:
     await exchange.reply_json(_entry(names.named(door, exchange, name), name))
 
 
-async def chat_completions(door: Door, exchange: Exchange) -> None:
+def chat_completions(door: Door, exchange: Exchange) -> Awaitable[None]:
     """POST /v1/chat/completions."""
-    await _complete(door, exchange, chat=True)
+    return _complete(door, exchange, chat=True)
 
 
-async def completions(door: Door, exchange: Exchange) -> None:
+def completions(door: Door, exchange: Exchange) -> Awaitable[None]:
     """POST /v1/completions."""
-    await _complete(door, exchange, chat=False)
+    return _complete(door, exchange, chat=False)
 
 
 async def embeddings(door: Door, exchange: Exchange) -> None:
@@ -176,7 +176,9 @@ def _check(
 
 def _n_choices(asked: _Asked) -> int:
     """How many choices are wanted. Raises BadRequest for too many, or none."""
-    n = next((told for told in (asked.n_cmpl, asked.n) if told is not None), 1)
+    n = asked.n if asked.n_cmpl is None else asked.n_cmpl
+    if n is None:
+        return 1
     if not 1 <= n <= MAX_CHOICES:
         raise BadRequest(f"n must be 1 to {MAX_CHOICES}, not {n}", param="n")
     return n

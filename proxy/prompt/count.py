@@ -16,6 +16,7 @@ MAX_INPUTS = 8192
 
 _MANY = {"prompt": "prompts", "input": "inputs", "documents": "documents"}
 _TOKEN_IDS = re.compile(rb"\[\s*[-0-9]")
+_OPENING = ord("[")
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -24,7 +25,8 @@ def n_prompts_in(told: msgspec.Raw, *, most: int = MAX_PROMPTS, param: str = "pr
 
     Raises BadRequest for more than `most`.
     """
-    if _TOKEN_IDS.match(told) or bytes(memoryview(told)[:1]) != b"[":
+    view = memoryview(told)
+    if not view or view[0] != _OPENING or _TOKEN_IDS.match(told):
         return 1
     items = _ITEMS.decode(told)
     is_mixed = any(memoryview(item)[0] in b"-0123456789" for item in items)

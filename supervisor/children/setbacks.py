@@ -66,7 +66,8 @@ class Setbacks:
 
     def answered(self) -> None:
         """A request was answered."""
-        self._history = after_answer(self._history)
+        if self._history.openings:  # as hardly ever, and this is asked of every answer
+            self._history = after_answer(self._history)
 
     def after(
         self,

@@ -140,17 +140,17 @@ class _Desk(Struct):
             slot = heappop(self.free)
         opening = self.opening
         lease = self.held[slot] = Lease(
-            instance_id=opening.instance_id,
-            model_id=opening.model_id,
-            slot=slot,
-            socket_path=opening.socket_path,
-            context=opening.context,
-            embedding=opening.embedding,
-            load_s=waited_s,
-            granted_at_s=now_s,
-            plan=opening.plan,
-            can_pause=can_pause,
-            restored_tokens=restored_tokens,
+            opening.instance_id,
+            opening.model_id,
+            slot,
+            opening.socket_path,
+            opening.context,
+            opening.embedding,
+            waited_s,
+            now_s,
+            opening.plan,
+            can_pause,
+            restored_tokens,
         )
         if self.idle_since_s is not None:
             self.idle_since_s = None
@@ -250,9 +250,11 @@ class LeaseBook:
         if self._stopping:
             raise Stopping
         desk = self._serving.get(model_id)
-        if desk is None or model_id in self._lines or not desk.has_place(takes_slot=takes_slot):
+        if desk is None or model_id in self._lines:
             return None
-        if not desk.admits(context, is_exact):
+        if not (desk.free if takes_slot else desk.has_place(takes_slot=False)):
+            return None
+        if context and not desk.admits(context, is_exact):
             return None
         return desk.take(
             now_s=now_s, waited_s=0.0, takes_slot=takes_slot, can_pause=can_pause, after=after
@@ -287,7 +289,9 @@ class LeaseBook:
         """
         if desk := self._desks.get(lease.instance_id):
             if desk.put_back(lease, now_s=now_s) and lease.slot >= 0:
-                self._note_held(lease.model_id, now_s - lease.granted_at_s)
+                held_s = now_s - lease.granted_at_s
+                before_s = self._held_s.get(lease.model_id, held_s)
+                self._held_s[lease.model_id] = before_s + HELD_WEIGHT * (held_s - before_s)
                 desk.departures += not is_done
             if self._awaited and (back := self._awaited.pop((lease.instance_id, lease.slot), None)):
                 back.set()
@@ -462,10 +466,6 @@ class LeaseBook:
             after=waiter.after,
         )
         waiter.granted.set_result(lease)
-
-    def _note_held(self, model_id: ModelId, held_s: float) -> None:
-        before = self._held_s.get(model_id, held_s)
-        self._held_s[model_id] = before + HELD_WEIGHT * (held_s - before)
 
     def _withdraw(self, waiter: Waiter) -> None:
         line = self._lines.get(waiter.model_id)

@@ -105,9 +105,9 @@ class Leasing:
         """A free slot, where whoever asks wishes for nothing else. Raises Stopping."""
         if wish.keep_alive_s is not None or wish.context is not None:
             return None
-        host = self.processes().host(wish.model_id)
+        model_id = wish.model_id
         return self._book.take(
-            host,
+            self.processes().hosts.get(model_id, model_id),
             now_s=monotonic(),
             takes_slot=wish.takes_slot,
             can_pause=wish.can_pause,
@@ -129,7 +129,9 @@ class Leasing:
     def give_back(self, lease: Lease, *, is_done: bool) -> None:
         """Frees the slot for whoever is next; `is_done` is False where its caller broke off."""
         self._book.give_back(lease, now_s=monotonic(), is_done=is_done)
-        if self._book.has_unserved or self._ends_soon(lease):
+        instance = self._instances.get(lease.instance_id)
+        ends_soon = instance is not None and instance.keep_alive_s < SOON_S
+        if ends_soon or self._book.has_unserved:
             self._look()  # else the loop's own cadence is soon enough
 
     async def _granted(self, model_id: ModelId, wish: Leased) -> Lease:
@@ -181,10 +183,6 @@ class Leasing:
             if not granted:
                 self._book.leave(waiter, now_s=monotonic())
         return lease
-
-    def _ends_soon(self, lease: Lease) -> bool:
-        instance = self._instances.get(lease.instance_id)
-        return instance is not None and instance.keep_alive_s < SOON_S
 
     def _wanted_context(self, model_id: ModelId, asked: int | None) -> int:
         served = self.processes().models.get(model_id)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import structlog
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from inferenceosd.logs import SOON_S, configure_logging, note_served, quiet_logging
 from proxy.telemetry.served import Served
@@ -222,6 +222,24 @@ async def test_the_line_of_a_request_is_written_in_its_turn_and_as_structlog_wou
     assert last["event"] == "disk.full"
     assert str(quick.pop("timestamp")) <= str(usual.pop("timestamp"))
     assert quick == usual
+
+
+async def test_lines_of_requests_alone_are_written_each_with_its_own_time() -> None:
+    stream = StringIO()
+    configure_logging("json", "info", stream=stream)
+    before = datetime.now(UTC)
+
+    note_served(replace(SERVED, request_id="r1"))
+    note_served(replace(SERVED, request_id="r2"))
+    async with asyncio.timeout(5):
+        while not written(stream):
+            await asyncio.sleep(SOON_S)
+
+    lines = written(stream)
+    times = [datetime.fromisoformat(str(line["timestamp"])) for line in lines]
+    assert [line["request_id"] for line in lines] == ["r1", "r2"]
+    assert [(line["event"], line["level"]) for line in lines] == [("request.served", "info")] * 2
+    assert before <= times[0] <= times[1] <= datetime.now(UTC)
 
 
 @pytest.mark.parametrize(

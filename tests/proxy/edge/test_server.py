@@ -10,9 +10,10 @@ import httpx
 import pytest
 from structlog.typing import EventDict
 
-from proxy.app import build_app
+from proxy.app import ASGIApp, build_app
 from proxy.child.upstream import UpstreamPools
 from proxy.edge.server import serve
+from proxy.exchange import Receive, Scope, Send
 from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
 from tests.fakes.kept_store import kept_store
 from tests.fakes.serving import SETTINGS, Served, metrics_of, serving
@@ -139,6 +140,57 @@ async def test_cancelled_it_ends_without_draining(tmp_path: Path) -> None:
                 await task
 
     assert listener.fileno() == -1
+
+
+async def told_by(app: ASGIApp) -> tuple[bytes, bytes]:
+    """Head and body of what comes of a request to an application, until the connection closes."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    started, stop = asyncio.Event(), asyncio.Event()
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        served = serve(app, (listener,), stop=stop, started=started, drain_s=lambda: 1)
+        tasks.create_task(served)
+        await started.wait()
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        stop.set()
+    return head, body
+
+
+async def raises(scope: Scope, receive: Receive, send: Send) -> None:
+    raise ZeroDivisionError
+
+
+async def says_nothing(scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+async def raises_in_between(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"one", "more_body": True})
+    raise ZeroDivisionError
+
+
+async def does_not_end(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"one", "more_body": True})
+
+
+@pytest.mark.parametrize("app", [raises, says_nothing])
+async def test_an_application_that_does_not_answer_is_answered_for(app: ASGIApp) -> None:
+    head, body = await told_by(app)
+
+    assert head.startswith(b"HTTP/1.1 500 ")
+    assert body == b"Internal Server Error"
+
+
+@pytest.mark.parametrize("app", [raises_in_between, does_not_end])
+async def test_a_reply_that_its_application_leaves_unfinished_is_cut(app: ASGIApp) -> None:
+    head, body = await told_by(app)
+
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert body == b"3\r\none\r\n"
 
 
 AT_ONCE_S = 0.03  # a reply of two writes takes 0.04 s with Nagle's algorithm
