@@ -43,6 +43,7 @@ from supervisor.store.names import StoreName, parse_name
 from supervisor.store.own_store import OwnStore
 from supervisor.store.progress import Progress, Told, Work
 from supervisor.store.recipes import Creation, Text, config_of, kept, manifest_of, rootfs, texts
+from supervisor.store.splits import parts_in
 from supervisor.store.threads import StoreThreads
 
 MERGE = "it is split into parts; merge them with `llama-gguf-split --merge` first"
@@ -58,6 +59,8 @@ class Making:
         """The recipe of what the layers were taken from."""
         self._config: dict[str, Any] = {}
         self._config_layer: Layer | None = None
+        self._n_parts = 1
+        """Model files that make one model: those of a split base."""
         self._held = ExitStack()
 
     def __enter__(self) -> "Making":
@@ -122,7 +125,7 @@ class Making:
     async def manifest(self) -> Manifest:
         """All of it. Raises NotStorable where there is not one model among the layers."""
         n_models = sum(layer.media_type == MODEL for layer in self.layers)
-        if n_models != 1:
+        if n_models != self._n_parts:
             raise NotStorable(f"{n_models or 'no'} models are among the files, and one is needed")
         config = self._config_layer or await self._written_config()
         return manifest_of(config, self.layers)
@@ -188,6 +191,7 @@ class Making:
 
     def _take(self, manifest: Manifest) -> None:
         self.layers, self._config_layer = manifest.layers, manifest.config
+        self._n_parts = len(parts_in(manifest)) or 1
 
     def _add(self, info: ModelInfo, layer: Layer, *, as_adapter: bool) -> None:
         if as_adapter != (layer.media_type == ADAPTER):
