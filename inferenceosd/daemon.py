@@ -69,6 +69,7 @@ from supervisor.probe import HardwareProbe
 from supervisor.race import found_first
 from supervisor.records.journal import Journal
 from supervisor.records.kept import Records, open_records
+from supervisor.store.hubs import hub_of
 from supervisor.store.keeper import StoreKeeper
 from supervisor.store.names import StoreName
 
@@ -164,6 +165,7 @@ def _store(config: Config, catalogue: Catalogue, fleet: Fleet, journal: Journal)
         offered=catalogue.resolve,
         changed=changed,
         record=record,
+        hub=hub_of(os.environ),
     )
 
 

@@ -77,7 +77,10 @@ class Unwritable(StoreError):
 
     def __init__(self, *, path: str, why: str) -> None:
         self.path, self.why = path, why
-        super().__init__(f"{printable(path)} cannot be written: {why}")
+        super().__init__(
+            f"{printable(path)} cannot be written: {why}; check whose that folder is and its disk,"
+            " or move the state folder"
+        )
 
 
 class NotPushed(StoreError):

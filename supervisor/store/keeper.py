@@ -16,6 +16,7 @@ from supervisor.errors import SupervisorError
 from supervisor.store.blobs import Incoming, check_room
 from supervisor.store.digests import Digest
 from supervisor.store.errors import NameTaken, NotOurs, NotPushed, NotStored, StoreError
+from supervisor.store.hubs import HUB, Hub
 from supervisor.store.making import Making
 from supervisor.store.manifest import Manifest
 from supervisor.store.names import BadStoreName, StoreName, parse_name
@@ -45,15 +46,17 @@ class StoreKeeper:
         changed: Callable[[], Awaitable[object]],
         record: Callable[[str, StoreName, str], None] = lambda kind, name, reason: None,
         pace: Pace = PACE,
+        hub: Hub = HUB,
     ) -> None:
         """`offered`: the model of a name, wherever it lies; `changed`: look at the store again.
 
-        `record`: note an event of a model, with its reason; `pace`: other than the usual one.
+        `record`: note an event of a model, with its reason; `pace`: other than the usual one;
+        `hub`: where hf.co/ORG/REPO is.
         """
         self.folder = folder
         self._offered, self._changed, self._record = offered, changed, record
         self._store, self._threads = OwnStore(folder), StoreThreads()
-        self._pace = pace
+        self._pace, self._hub = pace, hub
         self._tasks: asyncio.TaskGroup | None = None
         self._puller: Puller | None = None
 
@@ -178,7 +181,7 @@ class StoreKeeper:
         if self._puller is None:
             assert self._tasks is not None, "the store is not open"
             made = await self._threads.move(
-                _puller, self._store, self._threads, self._tasks, self._pace
+                _puller, self._store, self._threads, self._tasks, self._pace, self._hub
             )
             self._puller = self._puller or made
         return self._puller
@@ -256,12 +259,12 @@ class StoreKeeper:
 
 
 def _puller(
-    store: OwnStore, threads: StoreThreads, tasks: asyncio.TaskGroup, pace: Pace
+    store: OwnStore, threads: StoreThreads, tasks: asyncio.TaskGroup, pace: Pace, hub: Hub
 ) -> "Puller":
     """Late, and in a thread: an HTTP client takes a while to import."""
     from supervisor.store.pulling import Puller
 
-    return Puller(store, threads, tasks, pace=pace)
+    return Puller(store, threads, tasks, pace=pace, hub=hub)
 
 
 async def _in_pieces(parts: AsyncIterator[bytes], least_bytes: int) -> AsyncIterator[bytes]:

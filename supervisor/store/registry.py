@@ -54,7 +54,7 @@ class Registry:
         url = f"{self._base}/manifests/{quote(self._name.tag)}"
         answer = await self._get(url, accept=MANIFEST_TYPE, most_bytes=MAX_MANIFEST_BYTES)
         if answer.status == 404:
-            raise NoSuchModel(self._name.short)
+            raise NoSuchModel(self._name.short, host=self.host)
         if answer.status != 200:
             told = answer.body.decode(errors="replace").strip()
             raise RegistryRefused(host=self.host, status=answer.status, told=told)

@@ -236,7 +236,7 @@ class OneModelService:
         yield Progress("pulling manifest")
         yield Progress("pulling 0123456789ab", "sha256:01", 1000, 10)
         if name.model == "none":
-            raise NoSuchModel(name.short)
+            raise NoSuchModel(name.short, host=name.host)
         yield Progress("pulling 0123456789ab", "sha256:01", 1000, 1000)
         yield Progress("success")
 

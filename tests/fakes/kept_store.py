@@ -8,6 +8,7 @@ from pathlib import Path
 from planners.model import BrokenFile, ServedModel
 from proxy.service import Service
 from supervisor.models.catalogue import Catalogue
+from supervisor.store.hubs import HUB, Hub
 from supervisor.store.keeper import StoreKeeper
 from supervisor.store.sources import PACE, Pace
 from tests.fakes.fleet_of_one import FleetOfOne, served_model
@@ -17,7 +18,7 @@ from tests.fakes.machines import PLAIN
 class ShelfFleet(FleetOfOne):
     """Offers what its catalogue finds: in `folder`/models, and in its own store."""
 
-    def __init__(self, folder: Path, *, pace: Pace = PACE) -> None:
+    def __init__(self, folder: Path, *, pace: Pace = PACE, hub: Hub = HUB) -> None:
         super().__init__(served_model(), folder)
         self.dir, self.own = folder / "models", folder / "store"
         self.dir.mkdir(exist_ok=True)
@@ -31,6 +32,7 @@ class ShelfFleet(FleetOfOne):
             changed=self.catalogue.look_again,
             record=lambda kind, name, reason: self.events.append((kind, name.short)),
             pace=pace,
+            hub=hub,
         )
 
     def resolve(self, name: str) -> ServedModel | None:

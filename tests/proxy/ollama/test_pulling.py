@@ -22,8 +22,8 @@ from tests.fakes.ollama_store import as_it_lies
 from tests.fakes.registry import FakeRegistry, Faults, registry
 from tests.fakes.serving import SETTINGS, serving
 
-HASTY = Pace(connections=4, part_bytes=64 << 10, stall_s=1.0, tries=5, pause_s=0.01)
-IMPATIENT = replace(HASTY, stall_s=0.3, tries=2)
+HASTY = Pace(connections=4, part_bytes=64 << 10, stall_s=1.0, head_s=1.0, tries=5, pause_s=0.01)
+IMPATIENT = replace(HASTY, stall_s=0.3, head_s=0.4, tries=2)
 LARGE = gguf() + random.Random(7).randbytes(1_000_000)
 PIECES = -(-len(LARGE) // HASTY.part_bytes)
 
@@ -143,6 +143,7 @@ async def test_what_is_there_already_is_not_fetched_again(tmp_path: Path) -> Non
         Faults(cut_after=0, cuts=2),
         Faults(drip=True, cuts=2),
         Faults(silent=True, cuts=2),
+        Faults(trickles=True, cuts=2),
         Faults(status=503, cuts=2),
         Faults(status=429, cuts=2),
         Faults(needs_token=True),
@@ -225,6 +226,7 @@ async def test_a_token_is_not_told_to_the_host_that_a_redirect_leads_to(tmp_path
         (Faults(status=503, cuts=99), "HTTP 503: not now"),
         (Faults(cut_after=0, cuts=999), "cannot be reached"),
         (Faults(silent=True, cuts=999), "cannot be reached"),
+        (Faults(trickles=True, cuts=999), "no answer within 0.4 s"),
         (Faults(piece_bytes=1, pace_s=0.05), "next to nothing"),
         (Faults(refuses_ranges=99), "does not send the parts"),
     ],
@@ -324,14 +326,15 @@ async def test_a_download_goes_on_for_who_still_waits_and_ends_with_the_last(
 
 
 async def test_an_unknown_model_is_told_as_ollama_does(tmp_path: Path) -> None:
-    says = "pull model manifest: file does not exist"
     async with puller(tmp_path) as at:
         lines = await at.pull("none:latest")
         told = {"model": at.registry.name("none:1"), "insecure": True, "stream": False}
         whole = await at.client.post("/api/pull", json=told)
 
-    assert lines == [{"status": "pulling manifest"}, {"error": says}]
-    assert (whole.status_code, whole.json()) == (500, {"error": says})
+    says = "pull model manifest: file does not exist; "
+    assert lines[0] == {"status": "pulling manifest"}
+    assert lines[1]["error"].startswith(f"{says}127.0.0.1:{at.registry.port} has no")
+    assert (whole.status_code, whole.json()["error"][: len(says)]) == (500, says)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +343,9 @@ async def test_an_unknown_model_is_told_as_ollama_does(tmp_path: Path) -> None:
         ({}, 400, "model is required"),
         ({"model": "a b"}, 400, "invalid model name"),
         ({"model": "../../x"}, 400, "invalid model name"),
-        ({"model": "http://127.0.0.1:9/a/b"}, 500, "insecure protocol http"),
+        ({"model": "http://127.0.0.1:9/a/b"}, 500,
+         "insecure protocol http; name the registry without http://, or pull with --insecure"
+         ' ("insecure": true) where no TLS is meant'),
         ({"model": "gpt-oss:120b-cloud"}, 403,
          "ollama cloud is disabled: remote model is unavailable"),
         ({"model": "m", "stream": "yes"}, 400,
