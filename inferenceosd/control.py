@@ -387,7 +387,10 @@ class Control:
         if config.backends != before.backends or await self._were_upgraded(config):
             await self._adopt_engines(config)
         parts.catalogue.reconfigure(
-            dirs=config.model_dirs, rules=config.models, defaults=config.model_defaults
+            dirs=config.model_dirs,
+            rules=config.models,
+            defaults=config.model_defaults,
+            places=config.places,
         )
         await parts.catalogue.scan()
         # From here to the end without an await: nothing is launched by half of the new settings.

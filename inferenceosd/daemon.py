@@ -230,6 +230,7 @@ class _Daemon:
                 rules=config.models,
                 defaults=config.model_defaults,
                 own_store=own_store_dir(config.state_dir),
+                places=config.places,
             )
             await self._run_all(records, catalogue, pools)
 

@@ -254,7 +254,7 @@ class StoreKeeper:
     def _check_free(self, name: StoreName) -> None:
         """Raises NameTaken where the store's model would stand behind another."""
         served = self._offered(name.short)
-        if served is not None and served.store != self.folder:
+        if served is not None and served.store != self.folder and not served.is_elsewhere:
             raise NameTaken(name.short, path=served.path, store=served.store)
 
 

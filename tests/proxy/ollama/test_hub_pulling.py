@@ -13,8 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
+from supervisor.models.places import Place, Program
 from supervisor.store.digests import Digest
-from tests.fakes.gguf_writer import gguf, split_gguf
+from tests.fakes.gguf_writer import gguf, put, split_gguf
 from tests.fakes.hub import REPOSITORY, FakeHub, hub
 from tests.fakes.kept_store import ShelfFleet
 from tests.fakes.ollama_store import as_it_lies
@@ -316,6 +317,30 @@ async def test_a_pull_goes_on_where_one_that_was_left_ended(tmp_path: Path) -> N
     assert lines[-1] == {"status": "success"}
     again = at.hub.served_bytes[hashlib.sha256(LARGE).hexdigest()] - before
     assert again < len(LARGE) * 3 // 4
+
+
+async def test_a_model_that_another_program_keeps_is_pulled_all_the_same_and_goes_before_it(
+    tmp_path: Path,
+) -> None:
+    theirs = put(tmp_path / "studio", f"{REPOSITORY}/{Q8}")
+    name = f"{NAME}:Q8_0"
+    async with hub() as source:
+        source.put(Q8, LARGE)
+        places = (Place(Program.LM_STUDIO, str(tmp_path / "studio")),)
+        fleet = ShelfFleet(tmp_path, pace=HASTY, hub=source.at(), places=places)
+        async with serving(fleet, store=fleet.store) as at:
+            await fleet.catalogue.look_again()
+            served = [fleet.resolve(name)]
+            await at.client.post("/api/pull", json={"model": name, "stream": False})
+            served.append(fleet.resolve(name))
+            first = await at.client.request("DELETE", "/api/delete", json={"model": name})
+            served.append(fleet.resolve(name))
+            second = await at.client.request("DELETE", "/api/delete", json={"model": name})
+
+    assert [one.store if one else None for one in served] == ["", str(fleet.own), ""]
+    assert (first.status_code, second.status_code) == (200, 403)
+    assert str(theirs) in second.json()["error"]
+    assert theirs.exists()
 
 
 async def test_more_than_the_disk_has_is_refused_before_a_byte_comes(tmp_path: Path) -> None:
