@@ -26,6 +26,7 @@ from inferenceosd.settings.error import ConfigError
 from planners.backends import Engine, RejectedEngine
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.layout.outlook import NamedTwice, Outlook, asking, each_once, grouped
+from planners.layout.variants import Candidate
 from planners.model import ModelId, ServedModel
 from planners.moving.by_hand import BadMove, ByHand
 from planners.moving.relief import ours_bytes
@@ -162,6 +163,17 @@ class Control:
     def pull(self, name: StoreName, *, insecure: bool) -> AsyncGenerator[Progress, None]:
         """Fetch it from its registry."""
         return self._parts.store.pull(name, insecure=insecure)
+
+    async def fit(
+        self, name: StoreName, *, context: int | None, hardware: HardwareProfile | None
+    ) -> Sequence[Candidate]:
+        """The files of that repository, ranked for this machine or `hardware`, best first."""
+        from supervisor.fitting import Fitting  # late: it brings an HTTP client along
+
+        outlook = partial(self._parts.fleet.prospects.outlook, elsewhere=hardware)
+        settings = replace(self._config.model_defaults, context=context)
+        reader = await self._parts.store.reader(name)
+        return await Fitting(reader, outlook, settings=settings).ranked(context=context)
 
     async def copy(self, source: str, destination: StoreName) -> None:
         """Have it under another name too."""

@@ -27,6 +27,7 @@ from supervisor.store.sources import PACE, Pace
 from supervisor.store.threads import StoreThreads
 
 if TYPE_CHECKING:
+    from supervisor.store.hub_reading import HubReader
     from supervisor.store.pulling import Puller
 
 WRITE_BYTES = 1 << 20  # of an upload, written at once: a thread is asked for each
@@ -168,6 +169,10 @@ class StoreKeeper:
         await self._changed()
         self._record("model.pulled", name, f"from {name.host}")
         yield Progress("success")
+
+    async def reader(self, name: StoreName) -> "HubReader":
+        """The files of a hub's repository, to be read and not pulled. Raises PullError."""
+        return await (await self._first_puller()).reader(name)
 
     async def push(self, name: str) -> AsyncGenerator[Progress, None]:
         """Goes no further than to look for the model. Raises NotStored, NotPushed."""

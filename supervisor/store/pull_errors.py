@@ -145,6 +145,25 @@ class TokenRefused(PullError):
         )
 
 
+class NoRepository(PullError):
+    """A name means a model of a registry, which lists no files to choose from."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"{name} is no repository whose files could be ranked; name one of Hugging Face, as"
+            " hf.co/ORG/REPO"
+        )
+
+
+class NoGguf(PullError):
+    """A file that is called a GGUF file is none, or not whole."""
+
+    def __init__(self, *, host: str, path: str, reason: str) -> None:
+        self.host, self.path, self.reason = host, path, reason
+        super().__init__(f"{host}'s {printable(path)} is no GGUF model: {reason}; pull another")
+
+
 class NoModelThere(PullError):
     """A repository has no GGUF file."""
 

@@ -7,11 +7,13 @@ from contextlib import aclosing
 from supervisor.store.downloads import Downloads
 from supervisor.store.fetching import Fetcher, Sourced
 from supervisor.store.hub_pulling import HubPull
+from supervisor.store.hub_reading import HubReader
 from supervisor.store.hub_repository import HubRepository
 from supervisor.store.hubs import Hub
 from supervisor.store.names import StoreName
 from supervisor.store.own_store import OwnStore
 from supervisor.store.progress import Progress
+from supervisor.store.pull_errors import NoRepository
 from supervisor.store.registry import Registry, is_plain_http
 from supervisor.store.sources import Pace
 from supervisor.store.threads import StoreThreads
@@ -49,13 +51,19 @@ class Puller:
             async for line in lines:
                 yield line
 
-    async def repository(self, name: StoreName) -> HubRepository:
-        """The hub's repository that `name` is of."""
+    async def reader(self, name: StoreName) -> HubReader:
+        """The hub's repository `name`, to be read. Raises PullError, NoRepository."""
+        if not self._hub.has(name):
+            raise NoRepository(name.short)
+        repository = await self._repository(name)
+        return HubReader(name, repository, await repository.listing())
+
+    async def _repository(self, name: StoreName) -> HubRepository:
         return HubRepository(await self._web(is_plain=self._hub.is_plain), self._hub, name)
 
     async def _from_hub(self, name: StoreName) -> AsyncGenerator[Progress, None]:
         yield Progress("pulling manifest")
-        repository = await self.repository(name)
+        repository = await self._repository(name)
         work = HubPull(
             name, repository, fetcher=self._fetcher, store=self._store, threads=self._threads
         )
