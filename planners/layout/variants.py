@@ -85,9 +85,8 @@ def ranked(candidates: Sequence[Candidate], *, context: int | None) -> tuple[Can
 
 def wanted_context(one: Candidate, context: int | None) -> int:
     """Tokens that must fit for it to count as whole; no more than the model was trained for."""
-    if context is not None:
-        return context
-    return min(USUAL_CONTEXT, one.info.n_ctx_train or USUAL_CONTEXT)
+    wanted = USUAL_CONTEXT if context is None else context
+    return min(wanted, one.info.n_ctx_train or wanted)
 
 
 def _fastest(candidates: Iterable[Candidate]) -> Fit:

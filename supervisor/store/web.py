@@ -45,7 +45,9 @@ class Web:
         `stall_s`: the longest silence; `head_s`: until a reply begins, however it trickles.
         """
         self._allows_plain, self._stall_s, self._head_s = allows_plain, stall_s, head_s
-        limits = httpx.Timeout(CONNECT_S, read=stall_s, write=stall_s, pool=None)
+        # Its own limit ends a handshake: httpcore leaks the socket of one that is cancelled.
+        connect_s = min(CONNECT_S, head_s / 2)
+        limits = httpx.Timeout(connect_s, read=stall_s, write=stall_s, pool=None)
         self._client = httpx.AsyncClient(
             timeout=limits, follow_redirects=True,
             headers={"user-agent": "inferenceosd"},

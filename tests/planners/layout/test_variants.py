@@ -47,6 +47,14 @@ def test_a_context_that_is_asked_for_must_fit_with_it() -> None:
     assert long.size_bytes < short.size_bytes
 
 
+def test_no_more_context_is_wanted_than_the_model_was_trained_for() -> None:
+    order = planned(nvidia(0, 24.0), context=1 << 20)
+
+    assert order[0].fit is Fit.DEVICES
+    assert order[0].context == LLAMA_8B.n_ctx_train
+    assert "best quality" in why(order, context=1 << 20)
+
+
 def test_of_those_that_do_not_fit_whole_the_fastest_is_the_pick() -> None:
     order = planned(nvidia(0, 3.0))
 
