@@ -146,8 +146,9 @@ class StoreKeeper:
                 async for line in lines:
                     if line.status != "success":
                         yield line
-        async for line in self._made(asked):
-            yield line
+        async with aclosing(self._made(asked)) as made:
+            async for line in made:
+                yield line
         base = f"from {asked.base}" if asked.base else f"of {len(asked.files)} files"
         self._record("model.created", asked.name, base)
         yield Progress("success")
@@ -207,24 +208,26 @@ class StoreKeeper:
         self._record("model.deleted", found, "asked for")
         await self._changed()
 
-    async def _made(self, asked: Creation) -> AsyncIterator[Progress]:
+    async def _made(self, asked: Creation) -> AsyncGenerator[Progress, None]:
         with Making(self._store, self._threads) as making:
-            async for line in self._gathered(making, asked):
-                yield line
+            async with aclosing(self._gathered(making, asked)) as gathered:
+                async for line in gathered:
+                    yield line
             manifest = await making.manifest()
             yield Progress("writing manifest")
             await self._threads.run(self._store.put_manifest, asked.name, manifest)
         await self._changed()
 
-    async def _gathered(self, making: Making, asked: Creation) -> AsyncIterator[Progress]:
+    async def _gathered(self, making: Making, asked: Creation) -> AsyncGenerator[Progress, None]:
         await making.need((*asked.files, *asked.adapters))
         if asked.base is not None:
             own = await self._own(asked.base)
             if own is not None:
                 await making.take_own(*own)
             elif (model := self._offered(asked.base)) is not None:
-                async for line in making.take(model):
-                    yield line
+                async with aclosing(making.take(model)) as taken:
+                    async for line in taken:
+                        yield line
             else:
                 raise NotStored(asked.base)
         if asked.files:

@@ -71,7 +71,7 @@ class Partial:
     def open(self) -> None:
         """Go on with what is there, or begin. Raises NoRoom, Unwritable."""
         with Unwritten(self._path):
-            self._blobs.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may have been removed
+            self._blobs.mkdir(mode=0o700, exist_ok=True)  # somebody may have removed it
             self.parts = self._noted()
             if not self.parts:
                 self._path.unlink(missing_ok=True)

@@ -260,6 +260,23 @@ async def test_an_upload_that_the_disk_has_no_room_for_is_refused_before_it_is_s
     assert head.startswith(b"HTTP/1.1 507 ")
 
 
+async def test_a_caller_who_leaves_a_copy_leaves_nothing_of_it(tmp_path: Path) -> None:
+    async with kept(tmp_path) as at:
+        put(at.fleet.dir, "big.gguf", gguf() + bytes(64 << 20))
+        await at.fleet.catalogue.scan()
+        copying = asyncio.create_task(at.copy("big", "mine"))
+        async with asyncio.timeout(20):
+            while not any((at.fleet.own / "blobs").glob(".incoming-*")):
+                await asyncio.sleep(0.001)
+        copying.cancel()
+        async with asyncio.timeout(20):
+            while any((at.fleet.own / "blobs").glob(".incoming-*")):
+                await asyncio.sleep(0.01)
+        again = await at.copy("big", "mine")
+
+    assert again.status_code == 200
+
+
 async def test_a_caller_who_leaves_in_the_middle_of_an_upload_leaves_nothing(
     tmp_path: Path,
 ) -> None:
