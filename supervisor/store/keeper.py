@@ -7,19 +7,22 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
 from planners.model import ServedModel
 from supervisor.errors import SupervisorError
+from supervisor.kept_file import read_kept
 from supervisor.store.blobs import Incoming, check_room
 from supervisor.store.digests import Digest
 from supervisor.store.errors import NameTaken, NotOurs, NotPushed, NotStored, StoreError
 from supervisor.store.hubs import HUB, Hub
+from supervisor.store.layout import manifest_path
 from supervisor.store.making import Making
-from supervisor.store.manifest import Manifest
-from supervisor.store.names import BadStoreName, StoreName, parse_name
+from supervisor.store.manifest import MAX_MANIFEST_BYTES, Manifest, read_manifest
+from supervisor.store.names import HOST, BadStoreName, StoreName, parse_name
 from supervisor.store.own_store import OwnStore
 from supervisor.store.progress import Progress
 from supervisor.store.recipes import Creation
@@ -175,13 +178,27 @@ class StoreKeeper:
         """The files of a hub's repository, to be read and not pulled. Raises PullError."""
         return await (await self._first_puller()).reader(name)
 
-    async def push(self, name: str) -> AsyncGenerator[Progress, None]:
-        """Goes no further than to look for the model. Raises NotStored, NotPushed."""
+    async def push(self, name: str, *, insecure: bool) -> AsyncGenerator[Progress, None]:
+        """The registry that the name says has the model once it ends, to the byte.
+
+        Raises NotStored, NotPushed, PullError, BadManifest.
+        """
         yield Progress("retrieving manifest")
-        if self._offered(name) is None:
+        served, at = self._offered(name), parse_name(name)
+        if served is None:
             yield Progress("couldn't retrieve manifest")
             raise NotStored(name)
-        raise NotPushed(name)
+        if not served.store or at.host.lower() == HOST or self._hub.has(at):
+            raise NotPushed(name, is_file=not served.store)
+        path = manifest_path(served.store, parse_name(served.model_id))
+        data = await self._threads.move(read_kept, Path(path), most_bytes=MAX_MANIFEST_BYTES)
+        with self._store.hold(layer.digest for layer in read_manifest(data).all_layers):
+            puller = await self._first_puller()
+            work = puller.push(at, data, store=served.store, insecure=insecure)
+            async with aclosing(work) as lines:
+                async for line in lines:
+                    yield line
+        yield Progress("success")
 
     async def _first_puller(self) -> "Puller":
         if self._puller is None:

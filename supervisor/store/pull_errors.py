@@ -191,4 +191,4 @@ def _way_out(why: str) -> str:
         return "if that host is meant, name its certificate authority in SSL_CERT_FILE"
     if "ssl" in why.lower():
         return "if it speaks no TLS, pull with --insecure, which counts for this machine's network"
-    return "check its name, the network, and HTTPS_PROXY; what came is kept, so pull again"
+    return "check its name, the network and HTTPS_PROXY, then try again: what came is kept"

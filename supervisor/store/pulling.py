@@ -10,10 +10,12 @@ from supervisor.store.hub_pulling import HubPull
 from supervisor.store.hub_reading import HubReader
 from supervisor.store.hub_repository import HubRepository
 from supervisor.store.hubs import Hub
+from supervisor.store.manifest import read_manifest
 from supervisor.store.names import StoreName
 from supervisor.store.own_store import OwnStore
 from supervisor.store.progress import Progress
 from supervisor.store.pull_errors import NoRepository
+from supervisor.store.pushing import Pushed, pushed
 from supervisor.store.registry import Registry, is_plain_http
 from supervisor.store.sources import Pace
 from supervisor.store.threads import StoreThreads
@@ -48,6 +50,20 @@ class Puller:
         is_hubs = self._hub.has(name)
         work = self._from_hub(name) if is_hubs else self._from_registry(name, insecure=insecure)
         async with aclosing(work) as lines:
+            async for line in lines:
+                yield line
+
+    async def push(
+        self, name: StoreName, data: bytes, *, store: str, insecure: bool
+    ) -> AsyncGenerator[Progress, None]:
+        """The registry that the name says has the model of `store` whose manifest is `data`.
+
+        Raises PullError, BadManifest.
+        """
+        is_plain = is_plain_http(name, insecure=insecure)
+        registry = Registry(await self._web(is_plain=is_plain), name, is_plain=is_plain)
+        model = Pushed(store, read_manifest(data), data)
+        async with aclosing(pushed(registry, model, threads=self._threads)) as lines:
             async for line in lines:
                 yield line
 

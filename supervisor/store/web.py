@@ -65,14 +65,22 @@ class Web:
         await self._client.aclose()
 
     async def get(
-        self, url: str, *, headers: Mapping[str, str], most_bytes: int, limit_s: float
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        most_bytes: int,
+        limit_s: float,
+        method: str = "GET",
+        content: bytes | None = None,
     ) -> Answer:
         """A small reply of any status. Raises PullError."""
         host = _host(url)
+        told = {**headers, "accept-encoding": "identity"}
         try:
             async with (
                 asyncio.timeout(limit_s),
-                self._opened(url, {**headers, "accept-encoding": "identity"}) as reply,
+                self._opened(url, told, method=method, content=content) as reply,
             ):
                 body = bytearray()
                 async for chunk in reply.aiter_raw():
@@ -84,11 +92,18 @@ class Web:
             raise Unreachable(host=host, why=f"no answer within {limit_s:g} s") from exc
 
     @asynccontextmanager
-    async def _opened(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[httpx.Response]:
+    async def _opened(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        method: str = "GET",
+        content: bytes | None = None,
+    ) -> AsyncIterator[httpx.Response]:
         host = _host(url)
         try:
             async with AsyncExitStack() as held:
-                asked = self._client.stream("GET", url, headers=dict(headers))
+                asked = self._client.stream(method, url, headers=dict(headers), content=content)
                 yield await self._begun(held.enter_async_context(asked), host)
         except httpx.TooManyRedirects as exc:
             raise RegistryOdd(host=host, reason="one redirect after another") from exc

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 from tests.fakes.gguf_writer import gguf
 
@@ -24,6 +25,8 @@ class Asked:
 
     path: str
     headers: dict[str, str]
+    method: str = "GET"
+    body: bytes = b""
 
     @property
     def range(self) -> tuple[int, int] | None:
@@ -75,6 +78,8 @@ class FakeRegistry:
     asked: list[Asked] = field(default_factory=list)
     served_bytes: Counter[str] = field(default_factory=Counter)
     """Of each blob."""
+    uploads: dict[str, bytes] = field(default_factory=dict)
+    """What came of blobs that are pushed, by where they are."""
     port: int = 0
     open_connections: int = 0
     most_connections: int = 0
@@ -130,12 +135,39 @@ class FakeRegistry:
         if self.faults.needs_token and asked.headers.get("authorization") != f"Bearer {TOKEN}":
             at = self.faults.realm or f"http://127.0.0.1:{self.port}/token"
             challenge = f'Bearer realm="{at}",service="s",scope="a b"'
-            return await replied(writer, 401, b"{}", {"WWW-Authenticate": challenge})
+            told = b"" if asked.method == "HEAD" else b"{}"
+            return await replied(writer, 401, told, {"WWW-Authenticate": challenge})
+        if asked.method != "GET":
+            return await self._take(asked, path, writer)
         if path in self.manifests:
             return await replied(writer, 200, self.manifests[path])
         if "/blobs/" in path:
             return await self._answer_blob(asked, path.rpartition("/")[2], writer)
         return await replied(writer, 404, b'{"errors":[{"code":"MANIFEST_UNKNOWN"}]}')
+
+    async def _take(self, asked: Asked, path: str, writer: asyncio.StreamWriter) -> None:
+        """What is pushed here, as the Docker registry takes it."""
+        uploads = f"{path.partition('/blobs/')[0]}/blobs/uploads/"
+        if asked.method == "HEAD":
+            return await replied(writer, 200 if path.rpartition("/")[2] in self.blobs else 404, b"")
+        if asked.method == "PUT" and "/manifests/" in path:
+            self.manifests[path] = asked.body
+            return await replied(writer, 201, b"")
+        if asked.method == "POST":
+            self.uploads[at := f"{uploads}{len(self.uploads)}"] = b""
+        elif asked.method == "PATCH":
+            first = int(asked.headers["content-range"].partition("-")[0])
+            if self.faults.status or first != len(self.uploads[path]):
+                return await replied(writer, self.faults.status or 416, b"no")
+            self.uploads[at := path] += asked.body
+        else:
+            digest = unquote(asked.path.partition("?digest=")[2])
+            if digest != f"sha256:{hashlib.sha256(self.uploads[path]).hexdigest()}":
+                return await replied(writer, 400, b"DIGEST_INVALID")
+            self.blobs[digest] = self.uploads[path]
+            return await replied(writer, 201, b"")
+        where = f"http://localhost:{self.port}{at}" if self.faults.moves else at
+        return await replied(writer, 202, b"", {"Location": where})
 
     async def _answer_blob(self, asked: Asked, digest: str, writer: asyncio.StreamWriter) -> None:
         if self.faults.moves:
@@ -259,4 +291,6 @@ async def _converse(
             key.strip().lower(): value.strip()
             for key, _, value in (line.partition(":") for line in lines if line)
         }
-        await answer(Asked(request.split(" ")[1], headers), writer)
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+        method, path, _ = request.split(" ")
+        await answer(Asked(path, headers, method, body), writer)

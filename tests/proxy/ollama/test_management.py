@@ -313,7 +313,7 @@ async def test_where_management_is_off_nothing_is_changed(
     assert as_it_lies(tmp_path / "store") == {}
 
 
-async def test_a_push_is_answered_as_by_a_server_without_a_registry(tmp_path: Path) -> None:
+async def test_a_push_of_what_is_not_stored_says_what_to_do(tmp_path: Path) -> None:
     async with kept(tmp_path) as at:
         unknown = await at.client.post("/api/push", json={"model": "none"})
         known = await at.client.post("/api/push", json={"model": "tiny", "stream": False})
@@ -325,4 +325,4 @@ async def test_a_push_is_answered_as_by_a_server_without_a_registry(tmp_path: Pa
         {"error": "model 'none' not found"},
     ]
     assert known.status_code == 501
-    assert "no registry is written to" in known.json()["error"]
+    assert "copy it first, to the name of a registry" in known.json()["error"]
