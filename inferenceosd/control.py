@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -25,6 +26,7 @@ from inferenceosd.settings.config import Config
 from inferenceosd.settings.error import ConfigError
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.layout.outlook import NamedTwice, Outlook, asking, each_once, grouped
+from planners.layout.variants import Candidate
 from planners.model import ServedModel
 from planners.moving.by_hand import BadMove, ByHand
 from planners.moving.relief import ours_bytes
@@ -152,6 +154,17 @@ class Control:
     def pull(self, name: StoreName, *, insecure: bool) -> AsyncGenerator[Progress, None]:
         """Fetch it from its registry."""
         return self._parts.store.pull(name, insecure=insecure)
+
+    async def fit(
+        self, name: StoreName, *, context: int | None, hardware: HardwareProfile | None
+    ) -> Sequence[Candidate]:
+        """The files of that repository, ranked for this machine or `hardware`, best first."""
+        from supervisor.fitting import Fitting  # late: it brings an HTTP client along
+
+        outlook = partial(self._parts.fleet.prospects.outlook, elsewhere=hardware)
+        settings = replace(self._config.model_defaults, context=context)
+        reader = await self._parts.store.reader(name)
+        return await Fitting(reader, outlook, settings=settings).ranked(context=context)
 
     async def copy(self, source: str, destination: StoreName) -> None:
         """Have it under another name too."""
@@ -336,7 +349,10 @@ class Control:
         if config.backends != before.backends or await self._engines.were_upgraded(config):
             await self._engines.find(config)
         parts.catalogue.reconfigure(
-            dirs=config.model_dirs, rules=config.models, defaults=config.model_defaults
+            dirs=config.model_dirs,
+            rules=config.models,
+            defaults=config.model_defaults,
+            places=config.places,
         )
         await parts.catalogue.scan()
         # From here to the end without an await: nothing is launched by half of the new settings.

@@ -70,6 +70,7 @@ from supervisor.probe import HardwareProbe
 from supervisor.race import found_first
 from supervisor.records.journal import Journal
 from supervisor.records.kept import Records, open_records
+from supervisor.store.hubs import hub_of
 from supervisor.store.keeper import StoreKeeper
 from supervisor.store.names import StoreName
 
@@ -162,6 +163,7 @@ def _store(config: Config, catalogue: Catalogue, fleet: Fleet, journal: Journal)
         offered=catalogue.resolve,
         changed=changed,
         record=record,
+        hub=hub_of(os.environ),
     )
 
 
@@ -226,6 +228,7 @@ class _Daemon:
                 rules=config.models,
                 defaults=config.model_defaults,
                 own_store=own_store_dir(config.state_dir),
+                places=config.places,
             )
             await self._run_all(records, catalogue, pools)
 

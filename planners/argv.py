@@ -21,7 +21,7 @@ VISIBILITY = (
     "GGML_VK_VISIBLE_DEVICES",
 )
 _REPACKING = frozenset({"--repack", "--no-repack", "-nr"})  # then it is the operator's word
-_SCRUBBED = ("GGML_", "LLAMA_", "LD_", "DYLD_")
+_SCRUBBED = ("GGML_", "LLAMA_", "LD_", "DYLD_", "HF_TOKEN")  # the last is the daemon's to show
 
 
 class MissingFlag(PlanError):

@@ -210,6 +210,8 @@ class ServedModel(Struct, frozen=True):
     """Of its manifest there, hex."""
     template: GivenTemplate | None = None
     """What its store gives it, where its file has no chat template; None where nothing is given."""
+    is_elsewhere: bool = False
+    """Found by itself in another program's folder: one of the daemon's own goes before it."""
 
     @property
     def shown_digest(self) -> str:

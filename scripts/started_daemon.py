@@ -104,7 +104,10 @@ def started_daemon(
         *options,
     ]
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("INFERENCEOSD_", "OLLAMA_"))}
-    own = {"INFERENCEOSD_RUNTIME_DIR": str(folder / "run")}
+    own = {
+        "INFERENCEOSD_RUNTIME_DIR": str(folder / "run"),
+        "INFERENCEOSD_MODELS_FIND": "none",  # what else is on this machine changes no result
+    }
     with (folder / "daemon.log").open("wb") as log:
         process = subprocess.Popen(argv, env={**kept, **own, **(environ or {})}, stderr=log)
     try:

@@ -82,6 +82,7 @@ async def _looked(facts: Facts, config: Config) -> Facts:
         rules=config.models,
         defaults=config.model_defaults,
         own_store=own_store_dir(config.state_dir),
+        places=config.places,
     )
     await catalogue.scan()
     status = status_report(

@@ -113,7 +113,10 @@ def log_here(name: str, *, tail: int) -> LogReport:
     """
     config = read_config(Options())
     catalogue = Catalogue(
-        dirs=config.model_dirs, rules=config.models, defaults=config.model_defaults
+        dirs=config.model_dirs,
+        rules=config.models,
+        defaults=config.model_defaults,
+        places=config.places,
     )
     asyncio.run(catalogue.scan())
     served = catalogue.resolve(name)

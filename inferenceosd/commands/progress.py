@@ -11,38 +11,39 @@ from proxy.admin.shelf import PullLine
 Tell = Callable[[PullLine], None]
 
 
-def shown(told: Iterator[PullLine]) -> PullLine:
+def shown(told: Iterator[PullLine], *, is_aside: bool = False) -> PullLine:
     """Show each step; its last line, an error or "success" where it did not break off."""
     last = PullLine()
-    with display() as tell:
+    with display(is_aside=is_aside) as tell:
         for last in told:
             tell(last)
     return last
 
 
 @contextmanager
-def display() -> Iterator[Tell]:
-    """What to tell each step; a file is known by its digest."""
-    with _bars() if sys.stderr.isatty() else _lines() as tell:
+def display(*, is_aside: bool = False) -> Iterator[Tell]:
+    """What to tell each step; a file is known by its digest. `is_aside`: on stderr alone."""
+    shows = _bars if sys.stderr.isatty() else _lines
+    with shows(is_aside=is_aside) as tell:
         yield tell
 
 
 @contextmanager
-def _lines() -> Iterator[Tell]:
+def _lines(*, is_aside: bool) -> Iterator[Tell]:
     """Each step once, for a log."""
     before = ""
 
     def tell(line: PullLine) -> None:
         nonlocal before
         if line.status and line.status != before:
-            click.echo(line.status)
+            click.echo(line.status, err=is_aside)
             before = line.status
 
     yield tell
 
 
 @contextmanager
-def _bars() -> Iterator[Tell]:
+def _bars(*, is_aside: bool) -> Iterator[Tell]:
     """A bar for each file, and "success"."""
     # Late: a library of colours that no other command needs.
     from rich.console import Console
@@ -75,4 +76,4 @@ def _bars() -> Iterator[Tell]:
     with bars:
         yield tell
     if is_done:
-        click.echo("success")
+        click.echo("success", err=is_aside)

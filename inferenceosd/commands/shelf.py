@@ -2,6 +2,7 @@
 
 import sys
 import time
+from typing import TextIO
 
 import click
 
@@ -10,6 +11,7 @@ from inferenceosd.commands.arguments import Name
 from inferenceosd.commands.following import EXIT_INTERRUPTED
 from inferenceosd.commands.progress import shown
 from inferenceosd.commands.shelf_text import list_text, show_text
+from planners.settings import MAX_NUMBER
 from proxy.admin.models import ModelsReport
 from proxy.admin.shelf import DoneReport, PullLine, ShowReport
 
@@ -23,21 +25,62 @@ as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSO
 @click.option(
     "--insecure", is_flag=True, help="Allow HTTP, for registries of this machine and network."
 )
+@click.option("--fit", "fits", is_flag=True, help="Choose the file of MODEL, hf.co/ORG/REPO.")
+@click.option(
+    "--context",
+    type=click.IntRange(1, MAX_NUMBER),
+    help="With --fit: tokens that one request must be able to use.  [default: 8192, or all it has]",
+)
+@click.option(
+    "--hardware",
+    type=click.File(encoding="utf-8"),
+    help="With --fit: choose for the machine that `profile --record` wrote into this file.",
+)
+@click.option("--dry-run", is_flag=True, help="With --fit: show the choice, and pull nothing.")
+@click.option("--json", "as_json", is_flag=True, help="With --fit: print the choice as JSON.")
 @click.pass_obj
-def pull(door: Door, model: str, insecure: bool) -> None:
+def pull(
+    door: Door,
+    model: str,
+    insecure: bool,
+    fits: bool,
+    context: int | None,
+    hardware: TextIO | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
     """Fetch MODEL from its registry, or what is missing of it.
 
     MODEL is named as in Ollama: smollm2:135m, hf.co/ORG/REPO:Q4_K_M, localhost:5000/library/tiny.
     Ctrl-C ends it, unless others wait for the same; what came is kept, and the next pull goes on.
+
+    With --fit MODEL is a repository of Hugging Face, and the planner chooses among its files: the
+    best quality that fits whole where memory is fastest, with the context; else the one that is
+    predicted to be the fastest. It prints how each would run here, and pulls the first. Rows with ~
+    are reckoned by size from another file's header; the choice itself never is.
+
+    Exit status 1 where none fits.
     """
-    fetch(door, model, insecure=insecure)
+    if not fits:
+        if context is not None or hardware is not None or dry_run or as_json:
+            raise click.UsageError("--context, --hardware, --dry-run and --json go with --fit")
+        fetch(door, model, insecure=insecure)
+        return
+    from inferenceosd.commands.fit import choose  # late: no other command needs the planner
+
+    pick = choose(door, model, context=context, machine=hardware, as_json=as_json)
+    if not dry_run:
+        fetch(door, pick, insecure=insecure, is_aside=as_json)
 
 
-def fetch(door: Door, model: str, *, insecure: bool = False) -> None:
-    """Pull it, and show how far it is; ends the program where that fails."""
+def fetch(door: Door, model: str, *, insecure: bool = False, is_aside: bool = False) -> None:
+    """Pull it, and show how far it is; ends the program where that fails.
+
+    `is_aside`: on stderr alone, as stdout has something else to say.
+    """
     told = door.told("/pull", PullLine, body={"model": model, "insecure": insecure})
     try:
-        last = shown(told)
+        last = shown(told, is_aside=is_aside)
     except KeyboardInterrupt:
         click.echo("inferenceosctl: what came is kept; pull again to go on", err=True)
         sys.exit(EXIT_INTERRUPTED)

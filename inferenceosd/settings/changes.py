@@ -17,6 +17,7 @@ _SECTIONS = {
     "ollama_strict": "server.ollama_strict",
     "management": "server.manage",
     "model_dirs": "models.dirs",
+    "places": "models.find",
     "model_defaults": "[models]",
     "placement": "[devices], [memory], [models], [rpc] or [engine]",
     "backends": "[backends]",

@@ -45,6 +45,7 @@ from planners.waiting.line import Priority
 from proxy.admission.gate import Management
 from proxy.edge.crowd import CrowdLimits
 from supervisor.kept_file import open_at_once
+from supervisor.models.places import Place, Program, places_of
 
 MAX_FILE_BYTES = MIB  # a thousand models fit in a tenth of it
 CHILD_SOCKET_BYTES = 36  # what a child's socket may add to the runtime folder's path
@@ -105,6 +106,8 @@ class Config(Struct, frozen=True):
     state_dir: str
     runtime_dir: str
     model_dirs: tuple[str, ...]
+    places: tuple[Place, ...]
+    """Folders of other programs, where models of theirs may be."""
     model_defaults: ModelSettings
     """Of a model without a rule."""
     models: tuple[ModelRule, ...]
@@ -242,6 +245,13 @@ def _assembled(
         state_dir=state_dir,
         runtime_dir=runtime_dir,
         model_dirs=(own_model_dir(state_dir),) if dirs is None else dirs,
+        places=tuple(
+            place
+            for program in values.get(keys.MODELS_FIND)
+            for place in places_of(
+                Program(program), environ, home=platform.home, system=platform.system
+            )
+        ),
         model_defaults=_model_settings(Values({}), values),
         models=tuple(_model_rule(model, values) for model in values.get(keys.MODELS)),
         placement=_placement(values),

@@ -1,5 +1,7 @@
 """Each setting: its name, what it takes, what it means, its default and why. Defaults live here."""
 
+from msgspec.structs import replace
+
 from inferenceosd.settings.file import Key, any_keys
 from inferenceosd.settings.kinds import (
     CACHE_TYPE,
@@ -16,6 +18,7 @@ from inferenceosd.settings.kinds import (
     choice,
     finite_duration,
     integer,
+    list_of,
     or_auto,
     or_unset,
 )
@@ -49,8 +52,10 @@ from inferenceosd.settings.table_keys import (
 )
 from inferenceosd.settings.tables import array_of_tables, named_tables
 from planners.sizes import GIB, MIB
+from supervisor.models.places import Program
 
 DAY_S = 24 * 3600.0
+PROGRAMS = list_of(choice(*(program.value for program in Program)))
 
 # The admin socket, and folders
 ADMIN_SOCKET = Key(
@@ -83,6 +88,15 @@ MODELS_DIRS = Key(
     None,
     "Folders searched for GGUF files, folders below them included.",
     "`models` in the state folder",
+)
+MODELS_FIND = Key(
+    "models.find",
+    replace(PROGRAMS, from_text=lambda text: [] if text == "none" else PROGRAMS.from_text(text)),
+    tuple(program.value for program in Program),
+    "Programs of this machine whose models are offered too, where there are any, read in place and"
+    " never changed: their folders are found as these programs find them. [] for none (`none` in"
+    " the variable); one's own folders go before them.",
+    "what is on the disk need not be fetched again",
 )
 MODELS_KEEP_ALIVE = Key(
     "models.keep_alive",
@@ -372,6 +386,7 @@ KEYS = any_keys(
     STATE_DIR,
     RUNTIME_DIR,
     MODELS_DIRS,
+    MODELS_FIND,
     MODELS_KEEP_ALIVE,
     MODELS_KEEP_CONVERSATIONS,
     MODELS_CONTEXT,

@@ -19,6 +19,7 @@ from planners.near_names import near_names
 from planners.profile_json import BadProfile, decode_profile
 from planners.settings import MAX_NUMBER, MAX_SLOTS
 from proxy import names
+from proxy.admin.fit import FitReport, fit_report
 from proxy.admin.models import ModelsReport
 from proxy.admin.move_requests import MoveRequest, YieldRequest
 from proxy.admin.moves import MoveReport, YieldsReport
@@ -52,6 +53,7 @@ from supervisor.moving.carrying import MoveFailed
 from supervisor.planner import PlanTookTooLong
 from supervisor.probe import HostUnread
 from supervisor.records.journal_file import JournalUnreadable
+from supervisor.store.names import TAG
 
 MAX_BODY_BYTES = 64 << 10  # a name and two numbers
 PARTING_S = 0.5  # for the last line of a stream
@@ -71,6 +73,13 @@ class _Named(msgspec.Struct, forbid_unknown_fields=True):
 class _Pulled(msgspec.Struct, forbid_unknown_fields=True):
     model: str
     insecure: bool = False
+
+
+class _Fitted(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    context: int | None = None
+    hardware: str | None = None
+    parallel: None = None
 
 
 class _Copied(msgspec.Struct, forbid_unknown_fields=True):
@@ -94,6 +103,7 @@ class _PlansRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 _NAMED = msgspec.json.Decoder(_Named)
 _PULL = msgspec.json.Decoder(_Pulled)
+_FIT = msgspec.json.Decoder(_Fitted)
 _COPY = msgspec.json.Decoder(_Copied)
 _MOVE = msgspec.json.Decoder(MoveRequest)
 _YIELD = msgspec.json.Decoder(YieldRequest)
@@ -115,6 +125,7 @@ def build_admin_app(service: AdminService) -> Starlette:
         Route("/models", _answering(service, door.models), methods=["GET"]),
         Route("/show", _answering(service, door.show), methods=["POST"]),
         Route("/pull", _answering(service, door.pull), methods=["POST"]),
+        Route("/fit", _answering(service, door.fit), methods=["POST"]),
         Route("/copy", _answering(service, door.copy), methods=["POST"]),
         Route("/delete", _answering(service, door.delete), methods=["POST"]),
         Route("/plan", _answering(service, door.plan), methods=["POST"]),
@@ -231,6 +242,18 @@ class _Door:
         work = self._service.pull(valid_name(asked.model), insecure=asked.insecure)
         return await pull_stream(work)
 
+    async def fit(self, request: Request) -> FitReport:
+        asked = decoded(await _body(request, limit_bytes=MAX_PLAN_BYTES), _FIT)
+        _check_numbers(asked)
+        name = valid_name(asked.model)
+        if name.tag != TAG:
+            wanted = name.short.removesuffix(f":{name.tag}")
+            raise BadRequest(f"all files are ranked: name {wanted} without a tag", param="model")
+        hardware, origin = _machine(asked.hardware)
+        with in_ollamas_words():
+            order = await self._service.fit(name, context=asked.context, hardware=hardware)
+        return fit_report(name, order, context=asked.context, origin=origin)
+
     async def copy(self, request: Request) -> DoneReport:
         asked = decoded(await _body(request), _COPY)
         name = valid_name(asked.destination)
@@ -318,7 +341,7 @@ async def _body(request: Request, *, limit_bytes: int = MAX_BODY_BYTES) -> bytes
     return await read_body(request.receive, request.headers.raw, limit_bytes=limit_bytes)
 
 
-def _check_numbers(asked: _PlanRequest | _PlansRequest) -> None:
+def _check_numbers(asked: _PlanRequest | _PlansRequest | _Fitted) -> None:
     for name, number, most in (
         ("context", asked.context, MAX_NUMBER),
         ("parallel", asked.parallel, MAX_SLOTS),

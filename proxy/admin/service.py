@@ -5,6 +5,7 @@ from typing import Protocol
 
 from planners.hardware import HardwareProfile
 from planners.layout.outlook import Outlook
+from planners.layout.variants import Candidate
 from planners.model import ServedModel
 from proxy.admin.models import ModelsReport
 from proxy.admin.move_requests import MoveRequest, YieldRequest
@@ -41,6 +42,14 @@ class AdminService(Protocol):
 
     def pull(self, name: StoreName, *, insecure: bool) -> AsyncGenerator[Progress, None]:
         """Fetch it from its registry. Raises SupervisorError as it is iterated."""
+
+    async def fit(
+        self, name: StoreName, *, context: int | None, hardware: HardwareProfile | None
+    ) -> Sequence[Candidate]:
+        """The files of that repository, ranked for this machine or `hardware`, best first.
+
+        Raises StoreError, HostUnread, PlanTookTooLong.
+        """
 
     async def copy(self, source: str, destination: StoreName) -> None:
         """Have it under another name too. Raises StoreError."""

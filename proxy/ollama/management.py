@@ -22,11 +22,12 @@ async def pull(door: Door, exchange: Exchange) -> None:
 
 
 async def push(door: Door, exchange: Exchange) -> None:
-    """POST /api/push: answered as by a server that reaches no registry."""
+    """POST /api/push: the registry of the name has the model, with lines about how far it is."""
     fields = await small_object(exchange, "PushRequest")
     name = named(fields)
     valid_name(name)
-    await tell(exchange, door.store.push(name), streams=fields.flag("stream", default=True))
+    insecure, streams = fields.flag("insecure"), fields.flag("stream", default=True)
+    await tell(exchange, door.store.push(name, insecure=insecure), streams=streams)
 
 
 async def copy(door: Door, exchange: Exchange) -> None:

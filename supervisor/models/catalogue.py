@@ -4,6 +4,7 @@ Owns what is known of files between scans. A scan is a sweep of stat calls; only
 read again, in a thread of its own, and the outcome replaces the old one whole.
 """
 
+import os.path
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ from planners.model import (
     folded,
 )
 from planners.settings import ModelRule
+from supervisor.models.elsewhere import look_elsewhere
 from supervisor.models.gguf_files import (
     CannotLook,
     DiskFailed,
@@ -36,6 +38,7 @@ from supervisor.models.gguf_files import (
     sweep,
 )
 from supervisor.models.listing import Files, Listing, Offer, listed
+from supervisor.models.places import Place
 from supervisor.patience import NoAnswer, PatientReader
 from supervisor.store.layout import inner_folders, is_store
 from supervisor.store.names import BadStoreName, parse_name
@@ -58,9 +61,10 @@ class Catalogue:
         rules: tuple[ModelRule, ...],
         defaults: ModelSettings,
         own_store: str | None = None,
+        places: tuple[Place, ...] = (),
         scan_s: float = SCAN_S,
     ) -> None:
-        self._offer = Offer(dirs, rules, defaults, own_store)
+        self._offer = Offer(dirs, rules, defaults, own_store, places)
         self._listing = EMPTY
         self._is_stalled = self._is_blind = False
         self._library = _Library()
@@ -101,10 +105,15 @@ class Catalogue:
             return None
 
     def reconfigure(
-        self, *, dirs: tuple[str, ...], rules: tuple[ModelRule, ...], defaults: ModelSettings
+        self,
+        *,
+        dirs: tuple[str, ...],
+        rules: tuple[ModelRule, ...],
+        defaults: ModelSettings,
+        places: tuple[Place, ...] = (),
     ) -> None:
         """What the next scan goes by."""
-        self._offer = Offer(dirs, rules, defaults, self._offer.own_store)
+        self._offer = Offer(dirs, rules, defaults, self._offer.own_store, places)
 
     async def scan(self) -> bool:
         """Look at the folders again; True where a model or a broken file came, went or changed."""
@@ -165,6 +174,7 @@ class _Library:
     def __init__(self) -> None:
         self._known: dict[str, _Read] = {}
         self._swept: tuple[ModelFile, ...] = ()
+        self._elsewhere: tuple[ModelFile, ...] = ()
         self._named: dict[tuple[str, str], ModelFile | BrokenFile] = {}
         self._companions: dict[str, FileStat | str] = {}
         self._shelf = Shelf()
@@ -175,25 +185,36 @@ class _Library:
         stores = _stores(offer)
         found = sweep(offer.dirs, but_for=inner_folders(stores))
         self._swept = _with_unseen(found, self._swept, dirs=offer.dirs)
+        others = look_elsewhere(_not_in(offer.dirs, offer.places))
+        folders = [place.folder for place in offer.places]
+        seen = _with_unseen(others.sweep, self._elsewhere, dirs=folders)
+        self._elsewhere = _but_for(seen, self._swept)
+        lent = tuple(folder for folder in others.stores if is_store(folder))
         named = tuple(
             (rule, self._file_at(rule.path, rule.name))
             for rule in offer.rules
             if rule.path is not None
         )
-        in_stores = self._shelf.look(stores)
+        in_stores = self._shelf.look((*stores, *lent))
         stored = tuple(one for one in in_stores if isinstance(one, StoredModel))
-        wanted = [*self._swept, *_files_of(stored)]
+        wanted = [*self._swept, *self._elsewhere, *_files_of(stored)]
         wanted += [*(file for _, file in named if isinstance(file, ModelFile))]
-        others = (self._file_at(path, path) for path in offer.read_companions())
-        wanted += [file for file in others if isinstance(file, ModelFile)]
+        beside = (self._file_at(path, path) for path in offer.read_companions())
+        wanted += [file for file in beside if isinstance(file, ModelFile)]
         self._known = {file.path: self._read(file) for file in wanted}
         files = Files(
             found=self._swept,
             named=named,
             infos={path: read.info for path, read in self._known.items()},
             companions={path: self._stat_of(path) for path in offer.companions()},
-            broken=(*found.broken, *(one for one in in_stores if isinstance(one, BrokenFile))),
+            broken=(
+                *found.broken,
+                *others.sweep.broken,
+                *(one for one in in_stores if isinstance(one, BrokenFile)),
+            ),
             stored=stored,
+            elsewhere=self._elsewhere,
+            lent=frozenset(lent),
         )
         if self._last is None or self._last[0] is not offer or self._last[1] != files:
             self._last = (offer, files, listed(offer, files))
@@ -240,6 +261,25 @@ def _stores(offer: Offer) -> tuple[str, ...]:
     own = (offer.own_store,) if offer.own_store is not None else ()
     others = (folder for folder in offer.dirs if folder not in own)
     return tuple(folder for folder in (*others, *own) if is_store(folder))
+
+
+def _not_in(dirs: Iterable[str], places: Iterable[Place]) -> Iterator[Place]:
+    """The places that are not searched as folders of the configuration anyway."""
+    told = tuple(map(os.path.realpath, dirs))
+    for place in places:
+        if not any(_is_below(os.path.realpath(place.folder), folder) for folder in told):
+            yield place
+
+
+def _but_for(files: Iterable[ModelFile], known: Iterable[ModelFile]) -> tuple[ModelFile, ...]:
+    """Each file once, whatever links lead to it, and none of `known`."""
+    keys = {file.parts[0].key for file in known}
+    found = []
+    for file in files:
+        if file.parts[0].key not in keys:
+            keys.add(file.parts[0].key)
+            found.append(file)
+    return tuple(found)
 
 
 def _files_of(stored: Iterable[StoredModel]) -> Iterator[ModelFile]:

@@ -72,6 +72,8 @@ class ModelFile(Struct, frozen=True):
     name: str
     """Its path below the configured folder, without .gguf and part numbers."""
     parts: tuple[FileStat, ...]
+    aliases: tuple[str, ...] = ()
+    """Other names of it, by where it lies."""
 
     @property
     def path(self) -> str:

@@ -19,6 +19,7 @@ from planners.model import (
 from planners.settings import ModelRule
 from planners.templates.given import given_template
 from supervisor.models.gguf_files import SUFFIX, FileStat, ModelFile
+from supervisor.models.places import Place
 from supervisor.models.projectors import is_projector_name, projector_for
 from supervisor.store.shelf import StoredModel
 
@@ -35,6 +36,8 @@ class Offer(Struct, frozen=True):
     defaults: ModelSettings
     own_store: str | None = None
     """The daemon's own store; the folders may hold stores of others."""
+    places: tuple[Place, ...] = ()
+    """Folders of other programs."""
 
     def read_companions(self) -> frozenset[str]:
         """Every draft model and projector that a rule names: their facts count."""
@@ -62,6 +65,10 @@ class Files(Struct, frozen=True):
     """What was no file to begin with."""
     stored: tuple[StoredModel, ...] = ()
     """In stores; what is broken there is among `broken`."""
+    elsewhere: tuple[ModelFile, ...] = ()
+    """In the folders of other programs."""
+    lent: frozenset[str] = frozenset()
+    """Stores of other programs, among those of `stored`."""
 
 
 class Listing(Struct, frozen=True):
@@ -90,12 +97,10 @@ class _Shelf:
         self._models: dict[ModelId, ServedModel] = {}
 
     def listing(self) -> Listing:
-        models, projectors = self._sorted_out()
-        beside = _Beside(models=models, projectors=projectors)
-        for file, info, rule in models:
-            self._place(file, info, rule, beside)
+        self._place_all(self._candidates())
         for stored in self._files.stored:
             self._place_stored(stored)
+        self._place_all(((file, None) for file in self._files.elsewhere), is_elsewhere=True)
         self._report_idle_rules()
         names: dict[str, ModelId] = {}
         for model_id in self._models:
@@ -106,13 +111,24 @@ class _Shelf:
         broken = sorted(set(self._broken), key=lambda file: (file.path, file.reason))
         return Listing(self._models, names, tuple(broken))
 
-    def _sorted_out(
+    def _place_all(
         self,
+        candidates: Iterable[tuple[ModelFile, ModelRule | None]],
+        *,
+        is_elsewhere: bool = False,
+    ) -> None:
+        models, projectors = self._sorted_out(candidates)
+        beside = _Beside(models=models, projectors=projectors)
+        for file, info, rule in models:
+            self._place(file, info, rule, beside, is_elsewhere=is_elsewhere)
+
+    def _sorted_out(
+        self, candidates: Iterable[tuple[ModelFile, ModelRule | None]]
     ) -> tuple[list[tuple[ModelFile, ModelInfo, ModelRule | None]], list[ModelFile]]:
         """Models, those that rules name by path first, and projectors; the rest is broken."""
         models: list[tuple[ModelFile, ModelInfo, ModelRule | None]] = []
         projectors: list[ModelFile] = []
-        for file, rule in self._candidates():
+        for file, rule in candidates:
             info = self._files.infos[file.path]
             if isinstance(info, BrokenFile):
                 self._broken.append(replace(info, names=self._names(file.name, rule)))
@@ -148,10 +164,16 @@ class _Shelf:
         return isinstance(info, BrokenFile) or _why_no_model(info) is not None
 
     def _place(
-        self, file: ModelFile, info: ModelInfo, rule: ModelRule | None, beside: "_Beside"
+        self,
+        file: ModelFile,
+        info: ModelInfo,
+        rule: ModelRule | None,
+        beside: "_Beside",
+        *,
+        is_elsewhere: bool,
     ) -> None:
         model_id = rule.name if rule is not None and rule.path is not None else ModelId(file.name)
-        if self._is_taken(model_id, file.path):
+        if self._is_taken(model_id, file.path, silently=is_elsewhere):
             return
         settings = self._offer.defaults if rule is None else rule.settings
         projector = None if settings.mmproj_path else beside.projector(file)
@@ -169,7 +191,7 @@ class _Shelf:
         sees = self._files.infos.get(settings.mmproj_path or "")
         self._models[model_id] = ServedModel(
             model_id=model_id,
-            aliases=() if rule is None else rule.aliases,
+            aliases=(*file.aliases, *(() if rule is None else rule.aliases)),
             path=file.path,
             info=info,
             settings=settings,
@@ -179,11 +201,12 @@ class _Shelf:
             file_key=_digest([file.key, *(stat.key for _, stat in stats)]),
             draft=draft if isinstance(draft, ModelInfo) else None,
             projector=sees if isinstance(sees, ModelInfo) else None,
+            is_elsewhere=is_elsewhere,
         )
 
-    def _is_taken(self, model_id: ModelId, path: str) -> bool:
+    def _is_taken(self, model_id: ModelId, path: str, *, silently: bool = False) -> bool:
         holder = self._models.get(model_id)
-        if holder is not None:
+        if holder is not None and not silently:
             reason = f"hidden by {holder.path}: both are named {model_id}"
             self._broken.append(BrokenFile(path, reason))
         return holder is not None
@@ -200,7 +223,8 @@ class _Shelf:
         if (reason := _why_not_stored(info, stored)) is not None:
             self._broken.append(BrokenFile(file.path, reason, names))
             return
-        if self._is_taken(model_id, file.path):
+        is_lent = stored.store in self._files.lent
+        if self._is_taken(model_id, file.path, silently=is_lent):
             return
         settings = _with_stored(self._offer.defaults if rule is None else rule.settings, stored)
         stats = [(what, self._companion(path, stored)) for what, path in _companions(settings)]
@@ -231,6 +255,7 @@ class _Shelf:
             store=stored.store,
             manifest_digest=stored.digest.hex,
             template=template,
+            is_elsewhere=is_lent,
         )
 
     def _companion(self, path: str, stored: StoredModel) -> FileStat | str:
@@ -260,6 +285,7 @@ class _Shelf:
         """A rule by name that no file answers to, not even a broken one, is a mistake to tell."""
         seen = {folded(file.name) for file in self._files.found}
         seen |= {folded(stored.file.name) for stored in self._files.stored}
+        seen |= {folded(file.name) for file in self._files.elsewhere}
         seen |= {folded(name) for file in self._files.broken for name in file.names}
         for name, rule in self._rules.items():
             if name not in seen:

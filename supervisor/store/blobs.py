@@ -82,6 +82,7 @@ class Incoming:
 
     def __enter__(self) -> "Incoming":
         with Unwritten(self._path):
+            self._blobs.mkdir(mode=0o700, exist_ok=True)  # somebody may have removed it
             self._stream = open(self._path, "xb", opener=private)
         return self
 

@@ -77,18 +77,25 @@ class Unwritable(StoreError):
 
     def __init__(self, *, path: str, why: str) -> None:
         self.path, self.why = path, why
-        super().__init__(f"{printable(path)} cannot be written: {why}")
+        super().__init__(
+            f"{printable(path)} cannot be written: {why}; check whose that folder is and its disk,"
+            " or move the state folder"
+        )
 
 
 class NotPushed(StoreError):
     """Models do not leave this machine."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        super().__init__(
-            f"model '{name}' is not pushed: no registry is written to from here; its blobs and its"
-            " manifest are files, which any other store may have as they are"
+    def __init__(self, name: str, *, is_file: bool) -> None:
+        self.name, self.is_file = name, is_file
+        do = (
+            "it is a file, and what is stored can be pushed: copy it first, to the name of a"
+            " registry such as HOST:5000/library/NAME"
+            if is_file
+            else "no account of ollama.com or of a hub is kept here; copy it to the name of a"
+            " registry of your own, such as HOST:5000/library/NAME, and push that"
         )
+        super().__init__(f"model '{name}' is not pushed: {do}")
 
 
 class NotStorable(StoreError):

@@ -7,18 +7,22 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
 from planners.model import ServedModel
 from supervisor.errors import SupervisorError
+from supervisor.kept_file import read_kept
 from supervisor.store.blobs import Incoming, check_room
 from supervisor.store.digests import Digest
 from supervisor.store.errors import NameTaken, NotOurs, NotPushed, NotStored, StoreError
+from supervisor.store.hubs import HUB, Hub
+from supervisor.store.layout import manifest_path
 from supervisor.store.making import Making
-from supervisor.store.manifest import Manifest
-from supervisor.store.names import BadStoreName, StoreName, parse_name
+from supervisor.store.manifest import MAX_MANIFEST_BYTES, Manifest, read_manifest
+from supervisor.store.names import HOST, BadStoreName, StoreName, parse_name
 from supervisor.store.own_store import OwnStore
 from supervisor.store.progress import Progress
 from supervisor.store.recipes import Creation
@@ -26,6 +30,7 @@ from supervisor.store.sources import PACE, Pace
 from supervisor.store.threads import StoreThreads
 
 if TYPE_CHECKING:
+    from supervisor.store.hub_reading import HubReader
     from supervisor.store.pulling import Puller
 
 WRITE_BYTES = 1 << 20  # of an upload, written at once: a thread is asked for each
@@ -45,15 +50,17 @@ class StoreKeeper:
         changed: Callable[[], Awaitable[object]],
         record: Callable[[str, StoreName, str], None] = lambda kind, name, reason: None,
         pace: Pace = PACE,
+        hub: Hub = HUB,
     ) -> None:
         """`offered`: the model of a name, wherever it lies; `changed`: look at the store again.
 
-        `record`: note an event of a model, with its reason; `pace`: other than the usual one.
+        `record`: note an event of a model, with its reason; `pace`: other than the usual one;
+        `hub`: where hf.co/ORG/REPO is.
         """
         self.folder = folder
         self._offered, self._changed, self._record = offered, changed, record
         self._store, self._threads = OwnStore(folder), StoreThreads()
-        self._pace = pace
+        self._pace, self._hub = pace, hub
         self._tasks: asyncio.TaskGroup | None = None
         self._puller: Puller | None = None
 
@@ -142,8 +149,9 @@ class StoreKeeper:
                 async for line in lines:
                     if line.status != "success":
                         yield line
-        async for line in self._made(asked):
-            yield line
+        async with aclosing(self._made(asked)) as made:
+            async for line in made:
+                yield line
         base = f"from {asked.base}" if asked.base else f"of {len(asked.files)} files"
         self._record("model.created", asked.name, base)
         yield Progress("success")
@@ -166,19 +174,37 @@ class StoreKeeper:
         self._record("model.pulled", name, f"from {name.host}")
         yield Progress("success")
 
-    async def push(self, name: str) -> AsyncGenerator[Progress, None]:
-        """Goes no further than to look for the model. Raises NotStored, NotPushed."""
+    async def reader(self, name: StoreName) -> "HubReader":
+        """The files of a hub's repository, to be read and not pulled. Raises PullError."""
+        return await (await self._first_puller()).reader(name)
+
+    async def push(self, name: str, *, insecure: bool) -> AsyncGenerator[Progress, None]:
+        """The registry that the name says has the model once it ends, to the byte.
+
+        Raises NotStored, NotPushed, PullError, BadManifest.
+        """
         yield Progress("retrieving manifest")
-        if self._offered(name) is None:
+        served, at = self._offered(name), parse_name(name)
+        if served is None:
             yield Progress("couldn't retrieve manifest")
             raise NotStored(name)
-        raise NotPushed(name)
+        if not served.store or at.host.lower() == HOST or self._hub.has(at):
+            raise NotPushed(name, is_file=not served.store)
+        path = manifest_path(served.store, parse_name(served.model_id))
+        data = await self._threads.move(read_kept, Path(path), most_bytes=MAX_MANIFEST_BYTES)
+        with self._store.hold(layer.digest for layer in read_manifest(data).all_layers):
+            puller = await self._first_puller()
+            work = puller.push(at, data, store=served.store, insecure=insecure)
+            async with aclosing(work) as lines:
+                async for line in lines:
+                    yield line
+        yield Progress("success")
 
     async def _first_puller(self) -> "Puller":
         if self._puller is None:
             assert self._tasks is not None, "the store is not open"
             made = await self._threads.move(
-                _puller, self._store, self._threads, self._tasks, self._pace
+                _puller, self._store, self._threads, self._tasks, self._pace, self._hub
             )
             self._puller = self._puller or made
         return self._puller
@@ -199,24 +225,26 @@ class StoreKeeper:
         self._record("model.deleted", found, "asked for")
         await self._changed()
 
-    async def _made(self, asked: Creation) -> AsyncIterator[Progress]:
+    async def _made(self, asked: Creation) -> AsyncGenerator[Progress, None]:
         with Making(self._store, self._threads) as making:
-            async for line in self._gathered(making, asked):
-                yield line
+            async with aclosing(self._gathered(making, asked)) as gathered:
+                async for line in gathered:
+                    yield line
             manifest = await making.manifest()
             yield Progress("writing manifest")
             await self._threads.run(self._store.put_manifest, asked.name, manifest)
         await self._changed()
 
-    async def _gathered(self, making: Making, asked: Creation) -> AsyncIterator[Progress]:
+    async def _gathered(self, making: Making, asked: Creation) -> AsyncGenerator[Progress, None]:
         await making.need((*asked.files, *asked.adapters))
         if asked.base is not None:
             own = await self._own(asked.base)
             if own is not None:
                 await making.take_own(*own)
             elif (model := self._offered(asked.base)) is not None:
-                async for line in making.take(model):
-                    yield line
+                async with aclosing(making.take(model)) as taken:
+                    async for line in taken:
+                        yield line
             else:
                 raise NotStored(asked.base)
         if asked.files:
@@ -251,17 +279,17 @@ class StoreKeeper:
     def _check_free(self, name: StoreName) -> None:
         """Raises NameTaken where the store's model would stand behind another."""
         served = self._offered(name.short)
-        if served is not None and served.store != self.folder:
+        if served is not None and served.store != self.folder and not served.is_elsewhere:
             raise NameTaken(name.short, path=served.path, store=served.store)
 
 
 def _puller(
-    store: OwnStore, threads: StoreThreads, tasks: asyncio.TaskGroup, pace: Pace
+    store: OwnStore, threads: StoreThreads, tasks: asyncio.TaskGroup, pace: Pace, hub: Hub
 ) -> "Puller":
     """Late, and in a thread: an HTTP client takes a while to import."""
     from supervisor.store.pulling import Puller
 
-    return Puller(store, threads, tasks, pace=pace)
+    return Puller(store, threads, tasks, pace=pace, hub=hub)
 
 
 async def _in_pieces(parts: AsyncIterator[bytes], least_bytes: int) -> AsyncIterator[bytes]:

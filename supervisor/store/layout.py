@@ -30,6 +30,7 @@ from supervisor.store.manifest import (
     read_manifest,
 )
 from supervisor.store.names import BadStoreName, StoreName
+from supervisor.store.splits import SPLITS
 
 MANIFESTS, BLOBS = "manifests", "blobs"
 MAX_MODELS = 20_000  # manifests looked at in one store
@@ -66,7 +67,8 @@ def is_store(folder: str) -> bool:
 
 def inner_folders(stores: Iterable[str]) -> frozenset[str]:
     """The stores' own folders, in which nobody looks for plain files."""
-    return frozenset(os.path.join(store, part) for store in stores for part in (MANIFESTS, BLOBS))
+    inner = (MANIFESTS, BLOBS, SPLITS)
+    return frozenset(os.path.join(store, part) for store in stores for part in inner)
 
 
 def blob_path(folder: str, digest: Digest) -> str:

@@ -4,9 +4,10 @@ What another store or a folder holds is copied into the daemon's own, or shared 
 file system can.
 """
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -43,6 +44,7 @@ from supervisor.store.names import StoreName, parse_name
 from supervisor.store.own_store import OwnStore
 from supervisor.store.progress import Progress, Told, Work
 from supervisor.store.recipes import Creation, Text, config_of, kept, manifest_of, rootfs, texts
+from supervisor.store.splits import parts_in
 from supervisor.store.threads import StoreThreads
 
 MERGE = "it is split into parts; merge them with `llama-gguf-split --merge` first"
@@ -58,6 +60,8 @@ class Making:
         """The recipe of what the layers were taken from."""
         self._config: dict[str, Any] = {}
         self._config_layer: Layer | None = None
+        self._n_parts = 1
+        """Model files that make one model: those of a split base."""
         self._held = ExitStack()
 
     def __enter__(self) -> "Making":
@@ -82,13 +86,11 @@ class Making:
         self._take(manifest)
         await self._read_config(manifest.config)
 
-    async def take(self, model: ServedModel) -> AsyncIterator[Progress]:
+    async def take(self, model: ServedModel) -> AsyncGenerator[Progress, None]:
         """The layers of a model that lies elsewhere, copied."""
-        if model.store:
-            async for line in self._take_stored(model):
-                yield line
-        else:
-            async for line in self._take_files(model):
+        taken = self._take_stored(model) if model.store else self._take_files(model)
+        async with aclosing(taken):
+            async for line in taken:
                 yield line
 
     async def need(self, digests: Iterable[Digest]) -> None:
@@ -106,7 +108,7 @@ class Making:
         info = await self._threads.move(_info, found)
         self._add(info, Layer(_kind(info), digest, found.size_bytes), as_adapter=as_adapter)
 
-    async def dress(self, asked: Creation) -> AsyncIterator[Progress]:
+    async def dress(self, asked: Creation) -> AsyncGenerator[Progress, None]:
         """The texts that were asked for, over those of the base."""
         before, self.layers = self.layers, kept(self.layers, asked)
         new = texts(asked, dict(self.base.parameters))
@@ -122,25 +124,26 @@ class Making:
     async def manifest(self) -> Manifest:
         """All of it. Raises NotStorable where there is not one model among the layers."""
         n_models = sum(layer.media_type == MODEL for layer in self.layers)
-        if n_models != 1:
+        if n_models != self._n_parts:
             raise NotStorable(f"{n_models or 'no'} models are among the files, and one is needed")
         config = self._config_layer or await self._written_config()
         return manifest_of(config, self.layers)
 
     # Elsewhere.
 
-    async def _take_stored(self, model: ServedModel) -> AsyncIterator[Progress]:
+    async def _take_stored(self, model: ServedModel) -> AsyncGenerator[Progress, None]:
         path = manifest_path(model.store, parse_name(model.model_id))
         read = await self._threads.move(read_whole, model.store, path)
         self.base = read.recipe
         self._hold(*read.manifest.all_layers)
         for layer in read.manifest.all_layers:
-            async for line in self._import(model.store, layer):
-                yield line
+            async with aclosing(self._import(model.store, layer)) as lines:
+                async for line in lines:
+                    yield line
         self._take(read.manifest)
         await self._read_config(read.manifest.config)
 
-    async def _import(self, other: str, layer: Layer) -> AsyncIterator[Progress]:
+    async def _import(self, other: str, layer: Layer) -> AsyncGenerator[Progress, None]:
         source, digest = blob_path(other, layer.digest), layer.digest
         is_there = await self._threads.run(
             self._store.has_blob, digest, size_bytes=layer.size_bytes
@@ -148,13 +151,15 @@ class Making:
         if is_there or await self._threads.move(linked, source, self._store.folder, digest):
             yield Progress(f"using existing layer {digest}")
             return
-        work = self._copying(source, layer.size_bytes, expected=digest)
-        total = layer.size_bytes
-        async for line in work.follow("copying model", total_bytes=total, digest=str(digest)):
-            yield line
+        async with self._incoming(layer.size_bytes) as incoming:
+            copied = self._copied(incoming, source, layer.size_bytes, digest=str(digest))
+            async with aclosing(copied):
+                async for line in copied:
+                    yield line
+            await self._threads.move(incoming.keep, digest)
         yield Progress(f"creating new layer {digest}")
 
-    async def _take_files(self, model: ServedModel) -> AsyncIterator[Progress]:
+    async def _take_files(self, model: ServedModel) -> AsyncGenerator[Progress, None]:
         if _is_split(model.info):
             raise NotStorable(f"model '{model.model_id}' cannot be copied: {MERGE}")
         settings = model.settings
@@ -164,30 +169,46 @@ class Making:
             if isinstance(found, str):
                 raise NotStorable(f"model '{model.model_id}' cannot be copied: {path}: {found}")
             info = await self._threads.move(_info, found)
-            work = self._copying(path, found.size_bytes)
-            async for line in work.follow("copying model", total_bytes=found.size_bytes):
-                yield line
-            layer = Layer(_kind(info), work.result, found.size_bytes)
+            async with self._incoming(found.size_bytes) as incoming:
+                async with aclosing(self._copied(incoming, path, found.size_bytes)) as copied:
+                    async for line in copied:
+                        yield line
+                layer = Layer(_kind(info), incoming.digest, found.size_bytes)
+                # Held before it is a blob: it may be one already, of a model that goes now.
+                self._add(info, layer, as_adapter=path in settings.lora_paths)
+                await self._threads.move(incoming.keep)
             yield Progress(f"creating new layer {layer.digest}")
-            self._add(info, layer, as_adapter=path in settings.lora_paths)
 
-    def _copying(
-        self, source: str, size_bytes: int, *, expected: Digest | None = None
-    ) -> Work[Digest]:
-        folder = self._store.folder
+    @asynccontextmanager
+    async def _incoming(self, size_bytes: int) -> AsyncIterator[Incoming]:
+        """A blob to be, for which there is room. Raises NoRoom, Unwritable."""
+        await self._threads.move(check_room, self._store.folder, size_bytes)
+        incoming = Incoming(self._store.folder)
+        await self._threads.move(incoming.__enter__)
+        try:
+            yield incoming
+        finally:
+            await asyncio.shield(self._threads.move(incoming.__exit__, None, None, None))
 
-        def copy(told: Told) -> Digest:
-            check_room(folder, size_bytes)
-            with Incoming(folder) as incoming:
-                incoming.fill(source, told=told)
-                return incoming.keep(expected)
+    async def _copied(
+        self, incoming: Incoming, source: str, size_bytes: int, *, digest: str = ""
+    ) -> AsyncGenerator[Progress, None]:
+        """All of the file `source` is in it once this ends; its thread, too, has ended then."""
 
-        return Work(self._threads.bulk, copy)
+        def copy(told: Told) -> None:
+            incoming.fill(source, told=told)
+
+        work = Work(self._threads.bulk, copy)
+        lines = work.follow("copying model", total_bytes=size_bytes, digest=digest)
+        async with aclosing(lines):
+            async for line in lines:
+                yield line
 
     # What is gathered.
 
     def _take(self, manifest: Manifest) -> None:
         self.layers, self._config_layer = manifest.layers, manifest.config
+        self._n_parts = len(parts_in(manifest)) or 1
 
     def _add(self, info: ModelInfo, layer: Layer, *, as_adapter: bool) -> None:
         if as_adapter != (layer.media_type == ADAPTER):

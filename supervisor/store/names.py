@@ -13,8 +13,10 @@ HOST, NAMESPACE, TAG = "registry.ollama.ai", "library", "latest"
 MAX_SHOWN = 80  # characters of a name that is none, in the error about it
 
 _MODEL = r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,79}"
+_LABEL = r"[A-Za-z0-9_][A-Za-z0-9_\-]*"  # of a host's name; its port is a number
+MAX_PORT = 65535
 _PARTS = {
-    "host": re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-:]{0,349}", re.ASCII),
+    "host": re.compile(rf"(?=.{{1,350}}\Z){_LABEL}(?:\.{_LABEL})*(?::[0-9]{{1,5}})?", re.ASCII),
     "namespace": re.compile(r"[A-Za-z0-9_][A-Za-z0-9_\-]{0,79}", re.ASCII),
     "model": re.compile(_MODEL, re.ASCII),
     "tag": re.compile(_MODEL, re.ASCII),
@@ -43,6 +45,9 @@ class StoreName(Struct, frozen=True):
         for part, rule in _PARTS.items():
             if not rule.fullmatch(getattr(self, part)):
                 raise BadStoreName(self.full)
+        port = self.host.partition(":")[2]
+        if port and not 1 <= int(port) <= MAX_PORT:
+            raise BadStoreName(self.full)
 
     @property
     def full(self) -> str:

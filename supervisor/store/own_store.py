@@ -5,6 +5,7 @@ that is there has all of its blobs: these come first, and go last.
 """
 
 import os
+import stat
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -30,6 +31,7 @@ from supervisor.store.layout import (
 from supervisor.store.manifest import BadManifest, Layer, Manifest, read_manifest, written
 from supervisor.store.names import StoreName
 from supervisor.store.partial import PARTIAL
+from supervisor.store.splits import SPLITS, key_of, link_parts, parts_in, unlink_unused
 
 UNUSED_S = 3600.0  # a blob without a model may be one whose model is made just now; as in Ollama
 PARTIALS_S = 7 * 24 * 3600.0  # a download that nobody has gone on with
@@ -78,12 +80,12 @@ class OwnStore:
         return os.path.isfile(manifest_path(self.folder, self.spelled(name)))
 
     def has_blob(self, digest: Digest, *, size_bytes: int | None = None) -> bool:
-        """Whether the blob is there, and of that size."""
+        """Whether the blob is there, a file, and of that size."""
         try:
             found = os.stat(blob_path(self.folder, digest))
         except OSError:
             return False
-        return size_bytes is None or found.st_size == size_bytes
+        return stat.S_ISREG(found.st_mode) and size_bytes in (None, found.st_size)
 
     def partial_bytes(self, digest: Digest) -> int:
         """What an unfinished download of it takes on the disk."""
@@ -111,9 +113,12 @@ class OwnStore:
                 raise BlobMissing(layer.digest)
         path = Path(manifest_path(self.folder, self.spelled(name)))
         before = self._read(path)
+        if parts := parts_in(manifest):
+            with Unwritten(Path(self.folder, SPLITS)):
+                link_parts(self.folder, parts)
         self._replace(path, data or written(manifest))
         if before is not None:
-            self._remove_unused(layer.digest for layer in before.all_layers)
+            self._remove_unused(before)
 
     def copy_manifest(self, source: StoreName, destination: StoreName) -> None:
         """The model is there under another name too, the same to the byte.
@@ -152,7 +157,7 @@ class OwnStore:
             sync_folder(path.parent)
         self._remove_empty(path.parent)
         if before is not None:
-            self._remove_unused(layer.digest for layer in before.all_layers)
+            self._remove_unused(before)
         return True
 
     def names(self) -> Iterator[StoreName]:
@@ -169,28 +174,31 @@ class OwnStore:
             return read_manifest_at(str(path))[0]
         return None
 
-    def _used(self) -> set[Digest] | None:
-        """Every digest that a manifest names; None where one cannot be read: it may name any."""
-        used: set[Digest] = set()
+    def _all(self) -> tuple[Manifest, ...] | None:
+        """Every manifest; None where one cannot be read: it may name any blob."""
         try:
             files = tuple(manifest_files(self.folder))
         except OSError:
             return None
-        for file in files:
-            manifest = self._read(Path(file.path))
-            if manifest is None:
-                return None
-            used.update(layer.digest for layer in manifest.all_layers)
-        return used
+        manifests = [self._read(Path(file.path)) for file in files]
+        return None if None in manifests else tuple(m for m in manifests if m is not None)
 
-    def _remove_unused(self, digests: Iterable[Digest]) -> None:
-        used = self._used()
-        if used is None:
+    def _remove_unused(self, before: Manifest) -> None:
+        """What only the model needed that is gone."""
+        manifests = self._all()
+        if manifests is None:
             return
-        for digest in set(digests) - used:
+        for digest in {layer.digest for layer in before.all_layers} - _used_by(manifests):
             if not self._held[digest]:
                 with suppress(OSError):  # the next sweep tries again
                     os.unlink(blob_path(self.folder, digest))
+        if parts_in(before):
+            self._remove_links(manifests)
+
+    def _remove_links(self, manifests: Iterable[Manifest]) -> None:
+        used = frozenset(key_of(parts) for each in manifests if (parts := parts_in(each)))
+        with suppress(OSError):  # the next sweep tries again
+            unlink_unused(self.folder, used)
 
     def _remove_empty(self, folder: Path) -> None:
         """Folders above a manifest that was the last in them."""
@@ -203,7 +211,8 @@ class OwnStore:
 
     def _sweep(self, now: float) -> None:
         removed = [path for path in self._manifests.rglob(f"{ASIDE}*") if _is_removed(path)]
-        used = self._used()
+        manifests = self._all()
+        used = None if manifests is None else _used_by(manifests)
         for entry in os.scandir(self._blobs):
             if _is_left(entry, used, now=now) and _is_removed(Path(entry.path)):
                 removed.append(Path(entry.path))
@@ -211,8 +220,17 @@ class OwnStore:
             if folder.is_dir():
                 with suppress(OSError):  # it holds something
                     folder.rmdir()
+        if manifests is not None:
+            self._remove_links(manifests)
+            for parts in filter(None, map(parts_in, manifests)):
+                with Unwritten(Path(self.folder, SPLITS)):
+                    link_parts(self.folder, parts)
         if removed:
             log.info("store.swept", folder=self.folder, files=len(removed))
+
+
+def _used_by(manifests: Iterable[Manifest]) -> set[Digest]:
+    return {layer.digest for manifest in manifests for layer in manifest.all_layers}
 
 
 def _is_left(entry: os.DirEntry[str], used: set[Digest] | None, *, now: float) -> bool:

@@ -69,6 +69,7 @@ class Partial:
     def open(self) -> None:
         """Go on with what is there, or begin. Raises NoRoom, Unwritable."""
         with Unwritten(self._path):
+            self._blobs.mkdir(mode=0o700, exist_ok=True)  # somebody may have removed it
             self.parts = self._noted()
             if not self.parts:
                 self._path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """How far work on a store has come, as values; blocking work followed from the event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
 from typing import Generic, TypeVar
 
@@ -49,8 +49,11 @@ class Work(Generic[T]):
 
     async def follow(
         self, status: str, *, total_bytes: int, digest: str = ""
-    ) -> AsyncIterator[Progress]:
-        """A line now and then until it is done. Raises what the function raises."""
+    ) -> AsyncGenerator[Progress, None]:
+        """A line now and then until it is done. Raises what the function raises.
+
+        Who leaves waits until the thread has noticed: it may use what is closed next.
+        """
         loop = asyncio.get_running_loop()
         running = loop.run_in_executor(self._threads, self._function, self._tell)
         shown = -1
@@ -64,4 +67,7 @@ class Work(Generic[T]):
                     yield Progress(status, digest, total_bytes, shown)
         finally:
             self._is_abandoned = True
+            if not running.done():
+                await asyncio.wait([running])
+                running.exception()  # Abandoned, or what nobody asks for any more
         self._results.append(running.result())

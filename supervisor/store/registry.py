@@ -4,10 +4,10 @@
 """
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from ipaddress import ip_address
-from urllib.parse import SplitResult, quote, urlencode, urlsplit
+from urllib.parse import SplitResult, quote, urlencode, urljoin, urlsplit
 
 import msgspec
 
@@ -23,6 +23,7 @@ from supervisor.store.pull_errors import (
 from supervisor.store.web import Answer, Web
 
 ANSWER_S = 60.0  # for a manifest or a token
+PIECE_S = 600.0  # for a piece of a blob: 16 MiB at 30 kB/s
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -52,7 +53,7 @@ class Registry:
         url = f"{self._base}/manifests/{quote(self._name.tag)}"
         answer = await self._get(url, accept=MANIFEST_TYPE, most_bytes=MAX_MANIFEST_BYTES)
         if answer.status == 404:
-            raise NoSuchModel(self._name.short)
+            raise NoSuchModel(self._name.short, host=self.host)
         if answer.status != 200:
             told = answer.body.decode(errors="replace").strip()
             raise RegistryRefused(host=self.host, status=answer.status, told=told)
@@ -82,13 +83,96 @@ class Registry:
             if headers == self._headers():  # else another part has a new token already
                 await self._authorize(await self._challenge(url))
 
+    # What is sent to it.
+
+    async def has_blob(self, digest: Digest) -> bool:
+        """Whether the registry has it for this model already. Raises PullError."""
+        answer = await self._ask("HEAD", f"{self._base}/blobs/{digest}")
+        if answer.status not in (200, 404):
+            raise self._refused(answer)
+        return answer.status == 200
+
+    async def upload_begun(self) -> str:
+        """Where the next piece of a blob goes. Raises PullError."""
+        return self._place(await self._ask("POST", f"{self._base}/blobs/uploads/", content=b""))
+
+    async def piece_sent(self, at: str, piece: bytes, *, first: int) -> str:
+        """Where the piece after this one goes. Raises PullError."""
+        headers = {
+            "content-type": "application/octet-stream",
+            "content-range": f"{first}-{first + len(piece) - 1}",
+        }
+        return self._place(
+            await self._ask("PATCH", at, content=piece, headers=headers, limit_s=PIECE_S)
+        )
+
+    async def upload_ended(self, at: str, digest: Digest) -> None:
+        """It is a blob of the registry. Raises PullError."""
+        url = urlsplit(at)
+        query = "&".join(filter(None, (url.query, urlencode({"digest": str(digest)}))))
+        answer = await self._ask("PUT", url._replace(query=query).geturl(), content=b"")
+        if answer.status not in (201, 204):
+            raise self._refused(answer)
+
+    async def manifest_put(self, data: bytes) -> None:
+        """The model is there, of blobs that are. Raises PullError."""
+        url = f"{self._base}/manifests/{quote(self._name.tag)}"
+        headers = {"content-type": MANIFEST_TYPE}
+        answer = await self._ask("PUT", url, content=data, headers=headers)
+        if answer.status not in (200, 201, 202):
+            raise self._refused(answer)
+
+    def _place(self, answer: Answer) -> str:
+        """Where an answer says that the upload goes on; at the registry itself alone."""
+        if answer.status not in (201, 202):
+            raise self._refused(answer)
+        at = urljoin(f"{self._base}/", answer.headers.get("location", ""))
+        mine, theirs = urlsplit(self._base), urlsplit(at)
+        if (theirs.scheme, theirs.netloc) != (mine.scheme, mine.netloc):
+            raise RegistryOdd(host=self.host, reason="us with a blob to another host")
+        return at
+
+    def _refused(self, answer: Answer) -> RegistryRefused:
+        told = answer.body.decode(errors="replace").strip()
+        return RegistryRefused(host=self.host, status=answer.status, told=told)
+
+    async def _ask(
+        self,
+        method: str,
+        url: str,
+        *,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        limit_s: float = ANSWER_S,
+    ) -> Answer:
+        return await self._answer(
+            url, headers or {}, method=method, content=content, limit_s=limit_s
+        )
+
+    # How it is asked.
+
     async def _get(self, url: str, *, accept: str, most_bytes: int) -> Answer:
+        return await self._answer(url, {"accept": accept}, most_bytes=most_bytes)
+
+    async def _answer(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        method: str = "GET",
+        content: bytes | None = None,
+        most_bytes: int = MAX_MANIFEST_BYTES,
+        limit_s: float = ANSWER_S,
+    ) -> Answer:
+        """What it answers; a token is asked for once. Raises PullError."""
         for is_last in (False, True):
             answer = await self._web.get(
                 url,
-                headers={"accept": accept, **self._headers()},
+                headers={**headers, **self._headers()},
                 most_bytes=most_bytes,
-                limit_s=ANSWER_S,
+                limit_s=limit_s,
+                method=method,
+                content=content,
             )
             if answer.status != 401 or is_last:
                 break

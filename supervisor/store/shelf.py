@@ -38,6 +38,7 @@ from supervisor.store.manifest import (
     Layer,
     Manifest,
 )
+from supervisor.store.splits import part_paths, parts_in
 
 
 class StoredModel(Struct, frozen=True):
@@ -129,11 +130,13 @@ def _model(folder: str, file: ManifestFile, read: ReadManifest | str) -> StoredM
     names = (file.name.short,)
     if isinstance(read, str):
         return BrokenFile(file.path, read, names)
-    if (reason := _why_not(read.manifest)) is not None:
+    if (reason := _why_not(read.manifest, folder)) is not None:
         return BrokenFile(file.path, reason, names)
     blobs: dict[Digest, FileStat] = {}
+    parts = parts_in(read.manifest)
+    paths = dict(zip(parts, part_paths(folder, parts) if parts else (), strict=True))
     for layer in read.manifest.of_type(MODEL, PROJECTOR, ADAPTER, DRAFT):
-        found = _blob(folder, layer)
+        found = _blob(paths.get(layer.digest) or blob_path(folder, layer.digest), layer)
         if isinstance(found, str):
             return BrokenFile(file.path, found, names, kind=BrokenKind.INCOMPLETE)
         blobs[layer.digest] = found
@@ -159,15 +162,18 @@ def _stored(
     )
 
 
-def _why_not(manifest: Manifest) -> str | None:
-    """Why llama-server cannot serve it, by its manifest alone; None where that is not said."""
+def _why_not(manifest: Manifest, folder: str) -> str | None:
+    """Why llama-server cannot serve it, before any look at its blobs; None where it may."""
     if any(manifest.of_type(TENSOR)):
         return "its weights are safetensors, which llama-server does not read; pull a GGUF of it"
     n_models = sum(1 for _ in manifest.of_type(MODEL))
     if n_models == 0:
         return "it has no weights here: a model of ollama.com's cloud, or an adapter alone"
-    if n_models > 1:
-        return f"it has {n_models} model files, and one can be served"
+    if n_models > 1 and not os.path.isdir(os.path.dirname(_first_link(manifest, folder))):
+        return (
+            f"it has {n_models} model files, and no links put them together as parts of one: pull"
+            " it with inferenceosd, or start that anew where this is its own store"
+        )
     projectors = {layer.digest for layer in manifest.of_type(PROJECTOR)}
     if any(layer.digest in projectors for layer in manifest.of_type(MODEL)):
         return (
@@ -177,8 +183,12 @@ def _why_not(manifest: Manifest) -> str | None:
     return None
 
 
-def _blob(folder: str, layer: Layer) -> FileStat | str:
-    found = stat_of(blob_path(folder, layer.digest))
+def _first_link(manifest: Manifest, folder: str) -> str:
+    return part_paths(folder, parts_in(manifest))[0]
+
+
+def _blob(path: str, layer: Layer) -> FileStat | str:
+    found = stat_of(path)
     if isinstance(found, str):
         return f"its blob {layer.digest}: {found}"
     if found.size_bytes != layer.size_bytes:

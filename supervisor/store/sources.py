@@ -24,6 +24,8 @@ class Pace(Struct, frozen=True):
     """At once, for one file."""
     part_bytes: int = 64 << 20
     stall_s: float = 30.0  # as Ollama
+    head_s: float = 90.0
+    """Until a reply begins, over all redirects: what trickles byte by byte never stalls."""
     tries: int = 6  # as Ollama; of one part, with next to nothing in between
     pause_s: float = 1.0
     """Before the second try; doubled before each further one."""

@@ -7,8 +7,8 @@ and not before: httpx takes its time.
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import httpx
 from msgspec import Struct
@@ -38,10 +38,15 @@ class Answer(Struct, frozen=True):
 class Web:
     """Connections to other machines."""
 
-    def __init__(self, *, allows_plain: bool, stall_s: float) -> None:
-        """`allows_plain`: addresses, and those that they lead to, may be without TLS."""
-        self._allows_plain = allows_plain
-        limits = httpx.Timeout(CONNECT_S, read=stall_s, write=stall_s, pool=None)
+    def __init__(self, *, allows_plain: bool, stall_s: float, head_s: float) -> None:
+        """`allows_plain`: addresses, and those that they lead to, may be without TLS.
+
+        `stall_s`: the longest silence; `head_s`: until a reply begins, however it trickles.
+        """
+        self._allows_plain, self._stall_s, self._head_s = allows_plain, stall_s, head_s
+        # Its own limit ends a handshake: httpcore leaks the socket of one that is cancelled.
+        connect_s = min(CONNECT_S, head_s / 2)
+        limits = httpx.Timeout(connect_s, read=stall_s, write=stall_s, pool=None)
         self._client = httpx.AsyncClient(
             timeout=limits, follow_redirects=True,
             headers={"user-agent": "inferenceosd"},
@@ -59,14 +64,22 @@ class Web:
         await self._client.aclose()
 
     async def get(
-        self, url: str, *, headers: Mapping[str, str], most_bytes: int, limit_s: float
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        most_bytes: int,
+        limit_s: float,
+        method: str = "GET",
+        content: bytes | None = None,
     ) -> Answer:
         """A small reply of any status. Raises PullError."""
         host = _host(url)
+        told = {**headers, "accept-encoding": "identity"}
         try:
             async with (
                 asyncio.timeout(limit_s),
-                self._opened(url, {**headers, "accept-encoding": "identity"}) as reply,
+                self._opened(url, told, method=method, content=content) as reply,
             ):
                 body = bytearray()
                 async for chunk in reply.aiter_raw():
@@ -78,16 +91,32 @@ class Web:
             raise Unreachable(host=host, why=f"no answer within {limit_s:g} s") from exc
 
     @asynccontextmanager
-    async def _opened(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[httpx.Response]:
+    async def _opened(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        method: str = "GET",
+        content: bytes | None = None,
+    ) -> AsyncIterator[httpx.Response]:
         host = _host(url)
         try:
-            async with self._client.stream("GET", url, headers=dict(headers)) as reply:
-                yield reply
+            async with AsyncExitStack() as held:
+                asked = self._client.stream(method, url, headers=dict(headers), content=content)
+                yield await self._begun(held.enter_async_context(asked), host)
         except httpx.TooManyRedirects as exc:
             raise RegistryOdd(host=host, reason="one redirect after another") from exc
         except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError, UnicodeError) as exc:
             # UnicodeError: idna's, of a host that it is led to.
             raise Unreachable(host=host, why=str(exc) or type(exc).__name__) from exc
+
+    async def _begun(self, reply: Awaitable[httpx.Response], host: str) -> httpx.Response:
+        """The reply once its head is here. Raises Unreachable where that takes for ever."""
+        try:
+            async with asyncio.timeout(self._head_s):
+                return await reply
+        except TimeoutError as exc:
+            raise Unreachable(host=host, why=f"no answer within {self._head_s:g} s") from exc
 
     async def pieces(
         self, url: str, *, headers: Mapping[str, str], first: int, last: int, total_bytes: int
@@ -95,10 +124,24 @@ class Web:
         """What Source.bytes_from gives, of the file at `url`."""
         asked = {**headers, "range": f"bytes={first}-{last}", "accept-encoding": "identity"}
         async with self._opened(url, asked) as reply:
-            at = await _place(reply, first=first, last=last, total_bytes=total_bytes)
+            if reply.is_error and reply.status_code != 416:
+                raise await self._refused(reply)
+            at = _place(reply, first=first, last=last, total_bytes=total_bytes)
             async for chunk in reply.aiter_raw():
                 yield at, chunk
                 at += len(chunk)
+
+    async def _refused(self, reply: httpx.Response) -> PullError:
+        """The error that a reply is, with what it says as far as that comes soon."""
+        told = b""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._stall_s):
+                async for chunk in reply.aiter_raw():
+                    told += chunk
+                    if len(told) > MAX_TOLD:
+                        break
+        text = told.decode(errors="replace").strip()
+        return RegistryRefused(host=reply.url.host, status=reply.status_code, told=text)
 
 
 def _host(url: str) -> str:
@@ -109,7 +152,7 @@ def _host(url: str) -> str:
         raise Unreachable(host=url[:MAX_TOLD], why=str(exc)) from exc
 
 
-async def _place(reply: httpx.Response, *, first: int, last: int, total_bytes: int) -> int:
+def _place(reply: httpx.Response, *, first: int, last: int, total_bytes: int) -> int:
     """Which byte a reply begins with. Raises PullError for one without the bytes."""
     host = reply.url.host
     is_whole = reply.status_code == 200
@@ -118,7 +161,7 @@ async def _place(reply: httpx.Response, *, first: int, last: int, total_bytes: i
     if is_whole:
         return 0
     if reply.status_code != 206:
-        raise await refused(reply)
+        raise RegistryOdd(host=host, reason=f"HTTP {reply.status_code} where bytes were asked for")
     match = _RANGE.fullmatch(reply.headers.get("content-range", ""))
     if match is None or int(match[1]) != first or int(match[2]) > last:
         raise RegistryOdd(host=host, reason="other bytes than were asked for")
@@ -126,14 +169,3 @@ async def _place(reply: httpx.Response, *, first: int, last: int, total_bytes: i
         reason = f"a file of {match[3]} bytes instead of {total_bytes}"
         raise RegistryOdd(host=host, reason=reason)
     return first
-
-
-async def refused(reply: httpx.Response) -> PullError:
-    """The error that a reply is."""
-    told = b""
-    async for chunk in reply.aiter_raw():
-        told += chunk
-        if len(told) > MAX_TOLD:
-            break
-    text = told.decode(errors="replace").strip()
-    return RegistryRefused(host=reply.url.host, status=reply.status_code, told=text)

@@ -24,6 +24,7 @@ from planners.hardware import (
 )
 from planners.instances.exits import Cause, ExitKind
 from planners.layout.outlook import Outlook
+from planners.layout.variants import Candidate
 from planners.model import BrokenFile, ModelId, ServedModel
 from planners.plan import DeviceBytes, InstanceId, Shortfall
 from planners.profile_json import RecordedProfile, encode_profile
@@ -237,9 +238,20 @@ class OneModelService:
         yield Progress("pulling manifest")
         yield Progress("pulling 0123456789ab", "sha256:01", 1000, 10)
         if name.model == "none":
-            raise NoSuchModel(name.short)
+            raise NoSuchModel(name.short, host=name.host)
         yield Progress("pulling 0123456789ab", "sha256:01", 1000, 1000)
         yield Progress("success")
+
+    async def fit(
+        self, name: StoreName, *, context: int | None, hardware: HardwareProfile | None
+    ) -> Sequence[Candidate]:
+        self.asked.append(("fit", name.short, context, hardware))
+        if name.model == "none":
+            raise NoSuchModel(name.short, host=name.host)
+        answer = PLAN if self.fits else SHORTFALL
+        best = Candidate("Q8_0", "Q8_0", 8 * GIB, model_info(), answer, is_estimate=False)
+        other = replace(best, tag="Q4_K_M", label="Q4_K_M", size_bytes=4 * GIB, is_estimate=True)
+        return (best, other)
 
     async def copy(self, source: str, destination: StoreName) -> None:
         if source != "qwen":

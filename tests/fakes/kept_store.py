@@ -8,6 +8,8 @@ from pathlib import Path
 from planners.model import BrokenFile, ServedModel
 from proxy.service import Service
 from supervisor.models.catalogue import Catalogue
+from supervisor.models.places import Place
+from supervisor.store.hubs import HUB, Hub
 from supervisor.store.keeper import StoreKeeper
 from supervisor.store.sources import PACE, Pace
 from tests.fakes.fleet_of_one import FleetOfOne, served_model
@@ -17,12 +19,18 @@ from tests.fakes.machines import PLAIN
 class ShelfFleet(FleetOfOne):
     """Offers what its catalogue finds: in `folder`/models, and in its own store."""
 
-    def __init__(self, folder: Path, *, pace: Pace = PACE) -> None:
+    def __init__(
+        self, folder: Path, *, pace: Pace = PACE, hub: Hub = HUB, places: tuple[Place, ...] = ()
+    ) -> None:
         super().__init__(served_model(), folder)
         self.dir, self.own = folder / "models", folder / "store"
         self.dir.mkdir(exist_ok=True)
         self.catalogue = Catalogue(
-            dirs=(str(self.dir),), rules=(), defaults=PLAIN, own_store=str(self.own)
+            dirs=(str(self.dir),),
+            rules=(),
+            defaults=PLAIN,
+            own_store=str(self.own),
+            places=places,
         )
         self.events: list[tuple[str, str]] = []
         self.store = StoreKeeper(
@@ -31,6 +39,7 @@ class ShelfFleet(FleetOfOne):
             changed=self.catalogue.look_again,
             record=lambda kind, name, reason: self.events.append((kind, name.short)),
             pace=pace,
+            hub=hub,
         )
 
     def resolve(self, name: str) -> ServedModel | None:

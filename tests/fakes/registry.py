@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 from tests.fakes.gguf_writer import gguf
 
@@ -24,6 +25,8 @@ class Asked:
 
     path: str
     headers: dict[str, str]
+    method: str = "GET"
+    body: bytes = b""
 
     @property
     def range(self) -> tuple[int, int] | None:
@@ -61,6 +64,8 @@ class Faults:
     """What blobs are answered with, `cuts` times."""
     pace_s: float = 0.0
     """Between pieces of a blob."""
+    trickles: bool = False
+    """The heads of blobs' replies come a byte at a time, `cuts` times."""
 
 
 @dataclass
@@ -73,6 +78,8 @@ class FakeRegistry:
     asked: list[Asked] = field(default_factory=list)
     served_bytes: Counter[str] = field(default_factory=Counter)
     """Of each blob."""
+    uploads: dict[str, bytes] = field(default_factory=dict)
+    """What came of blobs that are pushed, by where they are."""
     port: int = 0
     open_connections: int = 0
     most_connections: int = 0
@@ -122,34 +129,64 @@ class FakeRegistry:
         self.asked.append(asked)
         path = asked.path.partition("?")[0]
         if path == "/token":
-            return await _reply(writer, 200, json.dumps({"token": self.faults.token}).encode())
+            return await replied(writer, 200, json.dumps({"token": self.faults.token}).encode())
         if path.startswith("/elsewhere/"):
-            return await self._send_blob(asked, path.rpartition("/")[2], writer)
+            return await self.send_blob(asked, path.rpartition("/")[2], writer)
         if self.faults.needs_token and asked.headers.get("authorization") != f"Bearer {TOKEN}":
             at = self.faults.realm or f"http://127.0.0.1:{self.port}/token"
             challenge = f'Bearer realm="{at}",service="s",scope="a b"'
-            return await _reply(writer, 401, b"{}", {"WWW-Authenticate": challenge})
+            told = b"" if asked.method == "HEAD" else b"{}"
+            return await replied(writer, 401, told, {"WWW-Authenticate": challenge})
+        if asked.method != "GET":
+            return await self._take(asked, path, writer)
         if path in self.manifests:
-            return await _reply(writer, 200, self.manifests[path])
+            return await replied(writer, 200, self.manifests[path])
         if "/blobs/" in path:
             return await self._answer_blob(asked, path.rpartition("/")[2], writer)
-        return await _reply(writer, 404, b'{"errors":[{"code":"MANIFEST_UNKNOWN"}]}')
+        return await replied(writer, 404, b'{"errors":[{"code":"MANIFEST_UNKNOWN"}]}')
+
+    async def _take(self, asked: Asked, path: str, writer: asyncio.StreamWriter) -> None:
+        """What is pushed here, as the Docker registry takes it."""
+        uploads = f"{path.partition('/blobs/')[0]}/blobs/uploads/"
+        if asked.method == "HEAD":
+            return await replied(writer, 200 if path.rpartition("/")[2] in self.blobs else 404, b"")
+        if asked.method == "PUT" and "/manifests/" in path:
+            self.manifests[path] = asked.body
+            return await replied(writer, 201, b"")
+        if asked.method == "POST":
+            self.uploads[at := f"{uploads}{len(self.uploads)}"] = b""
+        elif asked.method == "PATCH":
+            first = int(asked.headers["content-range"].partition("-")[0])
+            if self.faults.status or first != len(self.uploads[path]):
+                return await replied(writer, self.faults.status or 416, b"no")
+            self.uploads[at := path] += asked.body
+        else:
+            digest = unquote(asked.path.partition("?digest=")[2])
+            if digest != f"sha256:{hashlib.sha256(self.uploads[path]).hexdigest()}":
+                return await replied(writer, 400, b"DIGEST_INVALID")
+            self.blobs[digest] = self.uploads[path]
+            return await replied(writer, 201, b"")
+        where = f"http://localhost:{self.port}{at}" if self.faults.moves else at
+        return await replied(writer, 202, b"", {"Location": where})
 
     async def _answer_blob(self, asked: Asked, digest: str, writer: asyncio.StreamWriter) -> None:
         if self.faults.moves:
             url = f"http://localhost:{self.port}/elsewhere/{digest}"
-            return await _reply(writer, 307, b"", {"Location": url})
-        return await self._send_blob(asked, digest, writer)
+            return await replied(writer, 307, b"", {"Location": url})
+        return await self.send_blob(asked, digest, writer)
 
-    async def _send_blob(self, asked: Asked, digest: str, writer: asyncio.StreamWriter) -> None:
+    async def send_blob(self, asked: Asked, digest: str, writer: asyncio.StreamWriter) -> None:
         faults, data = self.faults, self.blobs[digest]
+        if faults.trickles and faults.cuts > 0:
+            faults.cuts -= 1
+            return await trickled(writer)
         if faults.status and faults.cuts > 0:
             faults.cuts -= 1
-            return await _reply(writer, faults.status, b"not now")
+            return await replied(writer, faults.status, b"not now")
         wanted = None if faults.ignores_ranges else asked.range
         if wanted is not None and faults.refuses_ranges > 0:
             faults.refuses_ranges -= 1
-            return await _reply(writer, 416, b"", {"Content-Range": f"bytes */{len(data)}"})
+            return await replied(writer, 416, b"", {"Content-Range": f"bytes */{len(data)}"})
         first, last = wanted or (0, len(data) - 1)
         told = {"Content-Length": str(last + 1 - first)}
         if wanted is not None:
@@ -183,7 +220,7 @@ class FakeRegistry:
                 await asyncio.sleep(faults.pace_s)
 
 
-async def _reply(
+async def replied(
     writer: asyncio.StreamWriter, status: int, body: bytes, headers: dict[str, str] | None = None
 ) -> None:
     told = {"Content-Length": str(len(body)), **(headers or {})}
@@ -192,17 +229,26 @@ async def _reply(
     await writer.drain()
 
 
+async def trickled(writer: asyncio.StreamWriter) -> None:
+    """The head of a reply, a byte now and then, for as long as somebody reads."""
+    writer.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
+    while not writer.is_closing():
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
 @asynccontextmanager
 async def registry(faults: Faults | None = None) -> AsyncIterator[FakeRegistry]:
     """A registry for as long as the block lasts."""
     fake = FakeRegistry(faults or Faults())
-    async with _served(fake) as port:
+    async with served(fake) as port:
         fake.port = port
         yield fake
 
 
 @asynccontextmanager
-async def _served(fake: FakeRegistry) -> AsyncIterator[int]:
+async def served(fake: FakeRegistry) -> AsyncIterator[int]:
     running: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -245,4 +291,6 @@ async def _converse(
             key.strip().lower(): value.strip()
             for key, _, value in (line.partition(":") for line in lines if line)
         }
-        await answer(Asked(request.split(" ")[1], headers), writer)
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+        method, path, _ = request.split(" ")
+        await answer(Asked(path, headers, method, body), writer)

@@ -197,6 +197,7 @@ def test_a_childs_environment_is_scrubbed_of_what_steers_the_engine() -> None:
         "LD_LIBRARY_PATH": "/lib",
         "GGML_VK_DISABLE_F16": "1",
         "LLAMA_ARG_CTX_SIZE": "9",
+        "HF_TOKEN": "hf_x",
         "GGML_VK_VISIBLE_DEVICES": "0",
         "CUDA_VISIBLE_DEVICES": "1",
     }

@@ -45,6 +45,61 @@ def test_pull_prints_each_step_once_where_no_terminal_draws_it(
     assert service.asked == [("pull", "tiny:1", False)]
 
 
+def test_fit_shows_how_each_file_would_run_and_pulls_the_first(
+    service: OneModelService, served: Path
+) -> None:
+    done = ctl(served, "pull", "--fit", "--context", "4096", "hf.co/org/repo")
+
+    assert done.exit_code == 0
+    heading, first, second, reason, *pulled = done.output.splitlines()
+    assert heading.split() == ["FILE", "SIZE", "FITS", "CONTEXT", "TOKENS/S"]
+    assert first.split()[:3] == ["Q8_0", "8.0", "GiB"]
+    assert second.split()[:4] == ["Q4_K_M", "4.0", "GiB", "~part"]
+    assert reason.startswith("Q8_0 ")
+    assert pulled[-1] == "success"
+    assert [asked[:3] for asked in service.asked] == [
+        ("fit", "hf.co/org/repo:latest", 4096), ("pull", "hf.co/org/repo:Q8_0", False),
+    ]  # fmt: skip
+
+
+def test_fit_tells_scripts_in_json_and_a_dry_run_pulls_nothing(
+    service: OneModelService, served: Path
+) -> None:
+    done = ctl(served, "pull", "--fit", "--json", "--dry-run", "hf.co/org/repo")
+
+    told = json.loads(done.output)
+    assert told["pick"] == "hf.co/org/repo:Q8_0"
+    assert [file["tag"] for file in told["files"]] == ["Q8_0", "Q4_K_M"]
+    assert [asked[0] for asked in service.asked] == ["fit"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["--fit", "hf.co/org/none"], 1, "file does not exist"),
+        (["--fit", "hf.co/org/repo:Q4_0"], 1, "name hf.co/org/repo without a tag"),
+        (["--context", "5", "hf.co/org/repo"], 2, "go with --fit"),
+    ],
+)
+def test_what_fit_cannot_rank_is_told(
+    served: Path, arguments: list[str], status: int, says: str
+) -> None:
+    done = ctl(served, "pull", *arguments)
+
+    assert done.exit_code == status
+    assert says in done.output
+
+
+def test_where_no_file_fits_nothing_is_pulled(service: OneModelService, served: Path) -> None:
+    service.fits = False
+
+    done = ctl(served, "pull", "--fit", "hf.co/org/repo")
+
+    assert done.exit_code == 1
+    assert "none fits this machine" in done.output
+    assert [asked[0] for asked in service.asked] == ["fit"]
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [

@@ -44,6 +44,21 @@ def refused(text: str) -> ConfigError:
     return caught.value
 
 
+def test_other_programs_folders_are_found_by_their_own_rules_unless_they_are_switched_off() -> None:
+    environ = {"HF_HUB_CACHE": "/hub"}
+
+    def folders(config: Config) -> list[str]:
+        return [place.folder for place in config.places]
+
+    assert "/hub" in folders(load(environ=environ))
+    assert "/home/ada/.ollama/models" in folders(load())
+    assert folders(load('[models]\nfind = ["HuggingFace"]', environ=environ)) == ["/hub"]
+    assert folders(load("[models]\nfind = []")) == []
+    assert folders(load(environ={"INFERENCEOSD_MODELS_FIND": "none"})) == []
+    with pytest.raises(ConfigError, match=r"models\.find"):
+        load('[models]\nfind = ["gpt4all"]')
+
+
 def test_nothing_configured_serves_ollamas_address_from_the_users_folders() -> None:
     config = load(environ={"XDG_RUNTIME_DIR": "/run/user/1000"})
 

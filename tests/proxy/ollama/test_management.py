@@ -261,6 +261,23 @@ async def test_an_upload_that_the_disk_has_no_room_for_is_refused_before_it_is_s
     assert head.startswith(b"HTTP/1.1 507 ")
 
 
+async def test_a_caller_who_leaves_a_copy_leaves_nothing_of_it(tmp_path: Path) -> None:
+    async with kept(tmp_path) as at:
+        put(at.fleet.dir, "big.gguf", gguf() + bytes(64 << 20))
+        await at.fleet.catalogue.scan()
+        copying = asyncio.create_task(at.copy("big", "mine"))
+        async with asyncio.timeout(20):
+            while not any((at.fleet.own / "blobs").glob(".incoming-*")):
+                await asyncio.sleep(0.001)
+        copying.cancel()
+        async with asyncio.timeout(20):
+            while any((at.fleet.own / "blobs").glob(".incoming-*")):
+                await asyncio.sleep(0.01)
+        again = await at.copy("big", "mine")
+
+    assert again.status_code == 200
+
+
 async def test_a_caller_who_leaves_in_the_middle_of_an_upload_leaves_nothing(
     tmp_path: Path,
 ) -> None:
@@ -297,7 +314,7 @@ async def test_where_management_is_off_nothing_is_changed(
     assert as_it_lies(tmp_path / "store") == {}
 
 
-async def test_a_push_is_answered_as_by_a_server_without_a_registry(tmp_path: Path) -> None:
+async def test_a_push_of_what_is_not_stored_says_what_to_do(tmp_path: Path) -> None:
     async with kept(tmp_path) as at:
         unknown = await at.client.post("/api/push", json={"model": "none"})
         known = await at.client.post("/api/push", json={"model": "tiny", "stream": False})
@@ -309,4 +326,4 @@ async def test_a_push_is_answered_as_by_a_server_without_a_registry(tmp_path: Pa
         {"error": "model 'none' not found"},
     ]
     assert known.status_code == 501
-    assert "no registry is written to" in known.json()["error"]
+    assert "copy it first, to the name of a registry" in known.json()["error"]

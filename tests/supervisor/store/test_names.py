@@ -34,6 +34,7 @@ def test_a_name_has_its_usual_parts_added_and_is_shown_without_them(
         "", ":", "tiny:", "/tiny", "a//b", "../etc/passwd", "a/../b", "..", ".hidden", "a/.b:c",
         "/etc/passwd", "tiny:../x", "tiny:.", "a b", "ti\nny", "tiny\x00", "modèle", "ti\u202eny",
         "a" * 81, "t:" + "1" * 81, "a/b/c/d", "na.me/x", "-tiny", "ftp://h/a/b", "C:\\x", "a\\b",
+        "h:0/a/b", "h:65536/a/b", "h:80:1/a/b", "h:/a/b", "h..x/a/b", "h.:1/a/b", "h:x/a/b",
         "٣", "tiny@sha256:00", "x" * 100_000,
     ],
 )  # fmt: skip

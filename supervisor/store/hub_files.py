@@ -1,0 +1,217 @@
+"""What a repository of a Hugging Face hub holds, and which of its files a name means. Pure."""
+
+import os.path
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from planners.quantisation import quantisation_of, usual
+from supervisor.models.projectors import is_projector_name, projector_for
+from supervisor.store.digests import BadDigest, Digest, parse_digest
+from supervisor.store.names import TAG
+
+SUFFIX = ".gguf"
+TEXT_FILES = ("template", "system", "params")
+"""Files at a repository's top that are layers of the model, as the hub itself has it."""
+_PART = re.compile(r"(?P<base>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})", re.DOTALL)
+_REVISION = re.compile(r"[0-9a-f]{40}")
+_NO_MODELS = ("imatrix",)
+
+
+class HubFile(msgspec.Struct, frozen=True):
+    """One file of a repository."""
+
+    path: str
+    size_bytes: int
+    digest: Digest | None
+    """None for one that lies in git itself: those are small."""
+    git_id: str
+    """SHA-1 of its git object, hex; "" where it is not told."""
+
+    @property
+    def stem(self) -> str:
+        """Its own name, without .gguf."""
+        name = self.path.rpartition("/")[2]
+        return name[: -len(SUFFIX)] if name.lower().endswith(SUFFIX) else name
+
+    @property
+    def folder(self) -> str:
+        """Where in the repository it lies; "" at the top."""
+        return self.path.rpartition("/")[0]
+
+
+class HubListing(msgspec.Struct, frozen=True):
+    """A repository at one revision."""
+
+    revision: str
+    files: tuple[HubFile, ...]
+    is_gated: bool = False
+    """Whether its files are for accounts that accepted its terms."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the sizes are told: a hub that does not know how leaves them out."""
+        return all(file.size_bytes >= 0 for file in self.files)
+
+    def texts(self) -> Iterator[HubFile]:
+        """What goes with every model of it."""
+        return (file for file in self.files if file.path in TEXT_FILES)
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """One model of a repository: its file, or all parts of it."""
+
+    label: str
+    """Its quantisation; "" where its name tells none."""
+    stem: str
+    """Its name, without folder, part numbers and .gguf."""
+    parts: tuple[HubFile, ...]
+    projector: HubFile | None = None
+
+    @property
+    def path(self) -> str:
+        """Of its first file."""
+        return self.parts[0].path
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all parts, without the projector."""
+        return sum(part.size_bytes for part in self.parts)
+
+    @property
+    def tag(self) -> str:
+        """What a name says after its colon to mean this one."""
+        return self.label or self.stem
+
+
+class _Lfs(msgspec.Struct):
+    size: int = -1
+    sha256: str = ""
+    oid: str = ""
+
+
+class _Sibling(msgspec.Struct):
+    rfilename: str
+    size: int | None = None
+    blobId: str | None = None
+    lfs: _Lfs | None = None
+
+
+class _Repository(msgspec.Struct):
+    siblings: list[_Sibling] = []
+    sha: str | None = None
+    gated: bool | str | None = None
+
+
+class _Entry(msgspec.Struct):
+    path: str
+    type: str = "file"
+    size: int = -1
+    oid: str = ""
+    lfs: _Lfs | None = None
+
+
+_REPOSITORY = msgspec.json.Decoder(_Repository)
+_TREE = msgspec.json.Decoder(list[_Entry])
+CANNOT_READ = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def read_repository(data: bytes) -> HubListing:
+    """What /api/models/REPO?blobs=true answers with. Raises one of CANNOT_READ."""
+    told = _REPOSITORY.decode(data)
+    files = (_file(s.rfilename, s.size, s.blobId or "", s.lfs) for s in told.siblings)
+    revision = told.sha if told.sha and _REVISION.fullmatch(told.sha) else "main"
+    return HubListing(revision, tuple(files), is_gated=bool(told.gated))
+
+
+def read_tree(data: bytes) -> tuple[HubFile, ...]:
+    """What a page of /api/models/REPO/tree/REV?recursive=true holds. Likewise."""
+    files = (e for e in _TREE.decode(data) if e.type == "file")
+    return tuple(_file(e.path, e.size, e.oid, e.lfs) for e in files)
+
+
+def _file(path: str, size: int | None, git_id: str, lfs: _Lfs | None) -> HubFile:
+    if lfs is None:
+        return HubFile(path, -1 if size is None else size, None, git_id)
+    try:
+        digest = parse_digest(f"sha256:{lfs.sha256 or lfs.oid}")
+    except BadDigest:
+        digest = None
+    size_bytes = lfs.size if lfs.size >= 0 else -1 if size is None else size
+    return HubFile(path, size_bytes, digest, "")
+
+
+def variants(files: Iterable[HubFile]) -> tuple[Variant, ...]:
+    """Every model among the files, each with its projector; parts that lack others are none."""
+    found = [file for file in files if file.path.lower().endswith(SUFFIX)]
+    projectors = [file for file in found if is_projector_name(file.stem)]
+    models = [f for f in found if f not in projectors and not _is_no_model(f)]
+    whole = [*_put_together(models)]
+    stems = {stem for stem, _ in whole}
+    return tuple(
+        Variant(_label(stem, parts), stem, parts, _beside(stem, parts[0], stems, projectors))
+        for stem, parts in whole
+    )
+
+
+def chosen(offered: Sequence[Variant], tag: str) -> Variant | None:
+    """The one that `tag` means; None where none is meant.
+
+    A tag is a quantisation or a file's name; "latest" is the usual one. Of several the first
+    counts, by path.
+    """
+    by_path = sorted(offered, key=lambda variant: (variant.path.count("/"), variant.path))
+    if tag.lower() == TAG and by_path:
+        wanted = usual(variant.label for variant in by_path)
+        return next(variant for variant in by_path if variant.label == wanted)
+    asked = tag.lower().removesuffix(SUFFIX)
+    for names in (_by_label, _by_name):
+        meant = (variant for variant in by_path if asked in names(variant))
+        if (found := next(meant, None)) is not None:
+            return found
+    return None
+
+
+def _by_label(variant: Variant) -> tuple[str, ...]:
+    return (variant.label.lower(),)
+
+
+def _by_name(variant: Variant) -> tuple[str, ...]:
+    label = variant.label.lower().removeprefix("ud-")
+    return (variant.stem.lower(), label, variant.parts[0].folder.lower())
+
+
+def _is_no_model(file: HubFile) -> bool:
+    return any(word in file.stem.lower() for word in _NO_MODELS)
+
+
+def _label(stem: str, parts: Sequence[HubFile]) -> str:
+    return quantisation_of(stem) or quantisation_of(os.path.basename(parts[0].folder))
+
+
+def _put_together(files: Iterable[HubFile]) -> Iterator[tuple[str, tuple[HubFile, ...]]]:
+    """(stem, parts) of every whole model."""
+    split: dict[tuple[str, str, int], dict[int, HubFile]] = {}
+    for file in files:
+        match = _PART.fullmatch(file.stem)
+        if match is None:
+            yield file.stem, (file,)
+        else:
+            key = (file.folder, match["base"], int(match["count"]))
+            split.setdefault(key, {})[int(match["number"])] = file
+    for (_, base, count), parts in split.items():
+        if sorted(parts) == list(range(1, count + 1)):
+            yield base, tuple(parts[number] for number in sorted(parts))
+
+
+def _beside(
+    stem: str, first: HubFile, stems: Iterable[str], projectors: Sequence[HubFile]
+) -> HubFile | None:
+    """The projector in the model's folder, else at the top."""
+    for folder in dict.fromkeys((first.folder, "")):
+        near = {file.stem: file for file in projectors if file.folder == folder}
+        found = projector_for(stem, models=stems, projectors=near)
+        if found is not None:
+            return near[found]
+    return None
