@@ -39,6 +39,8 @@ class ShowReport:
     size_bytes: int
     modified_at: float
     capabilities: tuple[str, ...]
+    template_source: str
+    """As in /api/show: `file`, `layer`, "" for none, `none: ` and why not."""
     parameters: str
     """A line for each."""
     system: str

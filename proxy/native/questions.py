@@ -7,6 +7,7 @@ from os.path import basename
 
 import msgspec
 
+from proxy import names
 from proxy.beside import answer_beside
 from proxy.bodies import decoded
 from proxy.chat.media import check_media
@@ -98,6 +99,7 @@ async def _passed(door: Door, exchange: Exchange, target: bytes) -> None:
     body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
     model = meant(door, exchange, decoded(body, _ASKED).model)
     if target == b"/apply-template":  # which looks at media as a chat does
+        names.check_chats(model)
         check_media(body)
     reply, _ = await answer_beside(door, exchange, model, method=b"POST", target=target, body=body)
     await exchange.reply(200, reply)

@@ -13,7 +13,7 @@ from proxy.door import Door
 from proxy.errors import BadRequest
 from proxy.exchange import TEXT, Exchange
 from proxy.ollama.fields import read_object
-from proxy.ollama.modelfile import modelfile, parameters
+from proxy.ollama.modelfile import modelfile, parameters, template_source
 from proxy.ollama.replies import FOREVER_AT_S, rfc3339
 
 _SHOWN_STATES = (InstanceState.LOADING, InstanceState.READY, InstanceState.DRAINING)
@@ -129,16 +129,9 @@ def _shown(model: ServedModel, name: str, *, basename: str | None) -> dict[str, 
     optional = {
         "parameters": parameters(model),
         "template": model.recipe.template if is_given else model.info.chat_template,
-        "template_source": _template_source(model),
+        "template_source": template_source(model),
         "system": model.recipe.system,
         "messages": [{"role": one.role, "content": one.content} for one in model.recipe.messages],
         "license": "\n".join(model.recipe.licenses) or info.get("general.license"),
     }
     return shown | {key: value for key, value in optional.items() if value}
-
-
-def _template_source(model: ServedModel) -> str:
-    """Which chat template is in force; a key of ours."""
-    if model.template is None:
-        return "file" if model.info.chat_template else ""
-    return f"none: {model.template.why_not}" if model.template.why_not else "layer"

@@ -13,6 +13,7 @@ from planners.templates.go_nodes import BadTemplate
 from proxy.errors import BadOption, BadRequest
 from proxy.ollama.fields import Fields, WrongType, read_object
 from proxy.ollama.options import Options, read_options, sampling_of
+from proxy.prompt.maker import before, history
 
 THINK_LEVELS = ("high", "medium", "low", "max")
 
@@ -54,9 +55,7 @@ class ChatRequest:
 
     def told(self, recipe: Recipe) -> tuple[dict[str, object], ...]:
         """The messages after the recipe's; its system prompt goes first, unless they have one."""
-        has_own = not recipe.system or self.messages[0]["role"] == "system"
-        system = () if has_own else ({"role": "system", "content": recipe.system},)
-        return (*system, *history(recipe), *self.messages)
+        return (*before(recipe, first_role=str(self.messages[0]["role"])), *self.messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +93,8 @@ class GenerateRequest:
         """The prompt as a chat, for the model's template; a `context` has its own history."""
         told = self.system or recipe.system
         system = ({"role": "system", "content": told},) if told else ()
-        before = () if self.context else history(recipe)
-        return (*system, *before, {"role": "user", "content": content(self.prompt, self.images)})
-
-
-def history(recipe: Recipe) -> tuple[dict[str, object], ...]:
-    """The recipe's messages in llama-server's shape."""
-    return tuple({"role": one.role, "content": one.content} for one in recipe.messages)
+        said = () if self.context else history(recipe)
+        return (*system, *said, {"role": "user", "content": content(self.prompt, self.images)})
 
 
 def read_chat(body: bytes, *, truncates: bool = False) -> ChatRequest:

@@ -27,6 +27,7 @@ from proxy.openai.choices import MAX_CHOICES, RANDOM_SEED, Choices
 from proxy.openai.fingerprint import with_ollamas_fingerprint
 from proxy.prompt.count import MAX_INPUTS, n_prompts_in, prompts_in
 from proxy.prompt.length import Prompt, bounding, located
+from proxy.prompt.maker import OPENAIS_DEFAULTS, asked_body
 from proxy.pulse import Pulse
 from proxy.relay import relay_stream, relay_whole
 from supervisor.leases.lease import Lease
@@ -140,6 +141,8 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
     if chat:
         names.check_chats(model)
         check_media(body)
+    defaults = OPENAIS_DEFAULTS if door.settings.ollama_strict else None
+    body = asked_body(body, model.recipe, chat=chat, defaults=defaults)
     hear: Hear | Several
     target = b"/v1/chat/completions" if chat else b"/v1/completions"
     if asked.stream:
