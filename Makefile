@@ -8,6 +8,7 @@
 #                     then against llama-server's own router, and how soon who leaves frees a slot
 # make bench-planner  predicted bytes against measured launches, and how long planning takes;
 #                     ROWS=FILE for another table
+# make bench-surface  listing and showing models, where there are a thousand
 # make bench-start    how soon a daemon answers, and what it takes while idle
 # make soak   ten minutes of callers and disturbances, and an account; SECONDS= and SEED= for others
 # make bench-speed    decode under the chosen flags against the best of a grid
@@ -27,7 +28,7 @@ NODE_CLIENTS := tests/clients/node
 NODE_INSTALLED := $(NODE_CLIENTS)/node_modules/.package-lock.json
 INSTALL := $(PIP) install --no-deps --require-hashes
 
-.PHONY: demo run test check clients bench bench-relay bench-planner bench-speed bench-death bench-start bench-migration soak clean
+.PHONY: demo run test check clients bench bench-relay bench-planner bench-speed bench-death bench-start bench-surface bench-migration soak clean
 
 demo: $(VENV)/.quickstart
 	@$(BIN)/python -m scripts.demo
@@ -67,6 +68,9 @@ bench-death: $(VENV)/.dev $(VENV)/.quickstart
 
 bench-start: $(VENV)/.dev $(VENV)/.quickstart
 	$(BIN)/python -m bench.start
+
+bench-surface: $(VENV)/.dev $(VENV)/.quickstart
+	$(BIN)/python -m bench.surface
 
 bench-migration: $(VENV)/.dev $(VENV)/.quickstart
 	$(BIN)/python -m bench.migration $(if $(SEED),--seed $(SEED))
