@@ -147,11 +147,11 @@ def _common(fields: Fields, *, truncates: bool) -> Common:
         stream=fields.flag("stream", default=True),
         keep_alive_s=fields.keep_alive_s(),
         think=_think(fields.value("think")),
-        format=fields.value("format") or None,
+        format=None if (told := fields.value("format")) == "" else told,
         logprobs=fields.flag("logprobs"),
         top_logprobs=top_logprobs,
         # Without a shift Ollama cuts no text either; here nothing is ever shifted.
-        truncate=fields.flag("truncate", default=truncates and fields.flag("shift", default=True)),
+        truncate=fields.flag("truncate", default=fields.flag("shift", default=True) and truncates),
         render_only=fields.flag("_debug_render_only"),
         told_options=fields.mapping("options"),
     )
@@ -262,12 +262,13 @@ def completion_body(common: Common, options: Options) -> dict[str, object]:
 def schema_of(told: object) -> object:
     """The JSON schema that a `format` means; None where it means none. Raises BadOption.
 
-    "json" is any object: llama-server's own json_object does not constrain the output (b10434).
+    "json", and a schema that says nothing, are any object: llama-server's own json_object, and an
+    empty schema, do not constrain the output (b10434).
     """
+    if told in ("json", {}):
+        return {"type": "object"}
     if told is None or isinstance(told, dict):
         return told
-    if told == "json":
-        return {"type": "object"}
     shown = msgspec.json.encode(told).decode()
     raise BadOption(
         f'invalid format: {shown}; expected "json" or a valid JSON Schema object', param="format"
