@@ -80,3 +80,12 @@ async def test_no_file_is_looked_at_to_list_or_show_models(tmp_path: Path) -> No
     assert [reply.status_code for reply in told] == [200] * 3
     assert [reply.content for reply in again] == [reply.content for reply in told]
     assert len(told[0].json()["models"]) == len(told[1].json()["data"]) == 2
+
+
+async def test_where_there_is_no_model_the_lists_are_empty_and_not_null(tmp_path: Path) -> None:
+    fleet = ShelfFleet(tmp_path)
+    async with serving(fleet, store=fleet.store) as at:
+        tags = (await at.client.get("/api/tags")).json()
+        models = (await at.client.get("/v1/models")).json()
+
+    assert (tags, models) == ({"models": []}, {"object": "list", "data": []})
