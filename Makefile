@@ -2,11 +2,13 @@
 # make run    the daemon on 127.0.0.1:11434 with the quickstart engine and model, until Ctrl-C
 # make test   the tests, as CI runs them: two files at a time; WORKERS= for another number
 # make check  format, lint, types, layers
+# make clients        llm-ollama, langchain-ollama and LiteLLM against the daemon, in .clients
 # make bench  the daemon against the bare llama-server
 # make bench-relay    CPU of the data path against nginx (apt install nginx-light), crowds, lost races;
 #                     then against llama-server's own router, and how soon who leaves frees a slot
 # make bench-planner  predicted bytes against measured launches, and how long planning takes;
 #                     ROWS=FILE for another table
+# make bench-surface  listing and showing models, where there are a thousand
 # make bench-start    how soon a daemon answers, and what it takes while idle
 # make soak   ten minutes of callers and disturbances, and an account; SECONDS= and SEED= for others
 # make bench-speed    decode under the chosen flags against the best of a grid
@@ -15,6 +17,7 @@
 # make bench-death    how soon a killed llama-server is noticed; LOAD=N beside N busy processes
 
 VENV := .venv
+CLIENTS := .clients
 BIN := $(VENV)/bin
 PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
 	command -v $(p) >/dev/null && $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -25,7 +28,7 @@ NODE_CLIENTS := tests/clients/node
 NODE_INSTALLED := $(NODE_CLIENTS)/node_modules/.package-lock.json
 INSTALL := $(PIP) install --no-deps --require-hashes
 
-.PHONY: demo run test check bench bench-relay bench-planner bench-speed bench-death bench-start bench-migration soak clean
+.PHONY: demo run test check clients bench bench-relay bench-planner bench-speed bench-death bench-start bench-surface bench-migration soak clean
 
 demo: $(VENV)/.quickstart
 	@$(BIN)/python -m scripts.demo
@@ -41,6 +44,9 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+clients: $(VENV)/.quickstart $(CLIENTS)/.installed
+	@$(BIN)/python -m scripts.clients $(CLIENTS)/bin/python
 
 bench: $(VENV)/.dev $(VENV)/.quickstart
 	$(BIN)/python -m bench
@@ -63,6 +69,9 @@ bench-death: $(VENV)/.dev $(VENV)/.quickstart
 bench-start: $(VENV)/.dev $(VENV)/.quickstart
 	$(BIN)/python -m bench.start
 
+bench-surface: $(VENV)/.dev $(VENV)/.quickstart
+	$(BIN)/python -m bench.surface
+
 bench-migration: $(VENV)/.dev $(VENV)/.quickstart
 	$(BIN)/python -m bench.migration $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m bench.migration.pressure $(if $(SEED),--seed $(SEED))
@@ -71,7 +80,7 @@ soak: $(VENV)/.dev $(VENV)/.quickstart
 	$(BIN)/python -m bench.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
@@ -95,6 +104,12 @@ $(VENV)/.quickstart: $(wildcard requirements/quickstart*.txt) scripts/quickstart
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.installed
 	@echo "installing what the tests need"
 	@$(INSTALL) -r requirements/dev.txt
+	@touch $@
+
+$(CLIENTS)/.installed: requirements/clients.txt | $(BIN)/python
+	@echo "installing other people's clients of Ollama into $(CLIENTS)"
+	@$(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --require-hashes -r requirements/clients.txt
 	@touch $@
 
 $(NODE_INSTALLED): $(NODE_CLIENTS)/package.json $(NODE_CLIENTS)/package-lock.json $(VENV)/.dev

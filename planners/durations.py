@@ -15,16 +15,17 @@ _UNIT_S = {
     "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0,
 }  # fmt: skip
 _LONGEST_S = (2**63 - 1) / 1e9  # Go counts nanoseconds in int64: 292 years
+_GO_TYPES: dict[type, str] = {list: "[]interface {}", dict: "map[string]interface {}"}
 _PART = re.compile(r"(\d+\.?\d*|\.\d+)([a-zµμ]*)", re.ASCII)
 _BARE_NUMBER = re.compile(r"\d+(\.\d+)?", re.ASCII)
 
 
 class BadDuration(PlanError):
-    """A value that is no duration."""
+    """A value that is no duration; `why` in Ollama's words."""
 
-    def __init__(self, value: object, why: str) -> None:
-        self.value = value
-        super().__init__(why)
+    def __init__(self, value: object, why: str, hint: str = "") -> None:
+        self.value, self.why = value, why
+        super().__init__(why + hint)
 
 
 def parse_duration(value: object) -> float:
@@ -33,7 +34,8 @@ def parse_duration(value: object) -> float:
     Raises BadDuration, in Ollama's words where it has words of its own.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise BadDuration(value, f"Unsupported type: '{type(value).__name__}'")
+        kind = _GO_TYPES.get(type(value), type(value).__name__)
+        raise BadDuration(value, f"Unsupported type: '{kind}'")
     if isinstance(value, str):
         return _parse_text(value)
     if isinstance(value, float) and math.isnan(value):
@@ -53,7 +55,8 @@ def _parse_text(text: str) -> float:
     if text in ("0", "-1", "+0", "-0"):
         return FOREVER_S if text == "-1" else 0.0
     if _BARE_NUMBER.fullmatch(unsigned):
-        raise BadDuration(text, f'time: missing unit in duration "{text}"; did you mean "{text}s"?')
+        why = f'time: missing unit in duration "{text}"'
+        raise BadDuration(text, why, f'; did you mean "{text}s"?')
     seconds, end = 0.0, 0
     for part in _PART.finditer(unsigned):
         if part.start() != end:

@@ -24,7 +24,7 @@ from proxy.edge.known import HEAD, Head
 from proxy.errors import BadRequest, CallerLeft, Dialect
 from proxy.exchange import TEXT, Exchange, Receive, Scope, Send
 from proxy.native import completion, direct, questions, vectors
-from proxy.ollama import blobs, catalogue, chat, creation, embed, management
+from proxy.ollama import account, blobs, catalogue, chat, creation, embed, management
 from proxy.openai import routes as openai
 from proxy.request_id import CURRENT, id_of
 from proxy.responses import routes as responses
@@ -112,6 +112,12 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/api/generate": {"POST": chat.generate},
     "/api/embed": {"POST": embed.embed},
     "/api/embeddings": {"POST": embed.embeddings},
+    "/api/me": {"POST": account.account},
+    "/api/signout": {"POST": account.account},
+    account.KEYS_ROUTE: {"DELETE": account.account},
+    "/api/experimental/web_search": {"POST": account.web_search},
+    "/api/experimental/web_fetch": {"POST": account.web_fetch},
+    "/api/experimental/model-recommendations": {"GET": account.recommendations},
     "/v1/models": {"GET": openai.list_models},
     "/v1/chat/completions": {"POST": openai.chat_completions},
     "/v1/completions": {"POST": openai.completions},
@@ -141,6 +147,8 @@ NATIVE: dict[str, dict[str, Handler]] = {
 }
 """llama-server's own; its errors look like OpenAI's."""
 ROUTES |= NATIVE
+_NAMED = {blobs.PREFIX: blobs.ROUTE, account.KEYS_PREFIX: account.KEYS_ROUTE}
+"""Where what follows is a name, and not part of the route."""
 
 
 def build_app(
@@ -301,8 +309,9 @@ async def _route(door: Door, exchange: Exchange) -> None:
             return await openai.one_model(door, exchange, path.removeprefix(_MODEL_PREFIX))
         return await _wrong_method(exchange, ("GET",))
     methods = ROUTES.get(path) or ROUTES.get(path.rstrip("/"))
-    if methods is None and path.startswith(blobs.PREFIX):
-        methods = ROUTES[blobs.ROUTE]
+    for prefix, route in _NAMED.items():
+        if methods is None and path.startswith(prefix) and path.rstrip("/") != prefix[:-1]:
+            methods = ROUTES[route]
     if methods is None and path.startswith(_STORED_PREFIX):
         return await responses.stored(door, exchange)
     if methods is None:

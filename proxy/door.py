@@ -8,6 +8,7 @@ from proxy.admission.gate import OPEN_GATE, Gate
 from proxy.child.upstream import UpstreamPools
 from proxy.crashers import Crashers
 from proxy.exchange import Exchange
+from proxy.listed import Listed
 from proxy.service import Service
 from proxy.telemetry.metrics import Metrics
 from supervisor.store.keeper import StoreKeeper
@@ -45,6 +46,7 @@ class Door(Struct, frozen=True):
     store: StoreKeeper
     """The models that callers may add and remove."""
     crashers: Crashers = field(default_factory=Crashers)
+    listed: Listed = field(default_factory=Listed)
 
 
 class Trace(Protocol):

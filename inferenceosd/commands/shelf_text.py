@@ -7,6 +7,11 @@ from proxy.admin.models import ModelsReport
 from proxy.admin.shelf import ShowReport
 
 ID_DIGITS = 12
+_TEMPLATES = {
+    "": "none of its own: the engine's default",
+    "file": "its file's",
+    "layer": "its TEMPLATE layer, put into Jinja for the engine",
+}
 
 
 def list_text(report: ModelsReport, *, now: float) -> str:
@@ -36,6 +41,7 @@ def show_text(report: ShowReport) -> str:
         ("context length", str(report.n_ctx_train)),
         ("embedding length", str(report.n_embd)),
         ("capabilities", ", ".join(report.capabilities)),
+        ("template", _TEMPLATES.get(report.template_source, report.template_source)),
         ("size", format_size(report.size_bytes)),
         ("digest", report.digest),
         ("file", report.path),

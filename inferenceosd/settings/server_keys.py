@@ -69,8 +69,9 @@ SERVER_OLLAMA_STRICT = Key(
     FLAG,
     False,
     "Answer as Ollama does even where this daemon differs on purpose: prompts that are too long are"
-    " cut unless `truncate` or `shift` is false, refused web pages get no reason, and"
-    " `system_fingerprint` is `fp_ollama`.",
+    " cut unless `truncate` or `shift` is false, refused web pages get no reason, and under `/v1`"
+    " `system_fingerprint` is `fp_ollama`, thoughts are `reasoning`, and options that a request"
+    " leaves out are Ollama's.",
     "no client is known to need it; docs/ollama.md lists each difference",
 )
 SERVER_INSECURE = Key(

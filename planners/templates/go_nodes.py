@@ -14,6 +14,10 @@ class BadTemplate(ValueError):
         super().__init__(why)
 
 
+class Malformed(BadTemplate):
+    """It is no template of Go's either."""
+
+
 class Unknown(BadTemplate):
     """It uses something that Go has, and this does not."""
 

@@ -22,6 +22,7 @@ from planners.templates.go_nodes import (
     Dot,
     Field,
     Literal,
+    Malformed,
     Node,
     Output,
     Term,
@@ -70,7 +71,7 @@ def parsed(source: str) -> tuple[Node, ...]:
     reader = _Reader(_pieces(source))
     nodes, end = reader.nodes(depth=0)
     if end:
-        raise BadTemplate(f"{{{{ {end} }}}} ends nothing")
+        raise Malformed(f"{{{{ {end} }}}} ends nothing")
     return nodes
 
 
@@ -84,7 +85,7 @@ def _pieces(source: str) -> Iterator[Text | _Action]:
     while (opened := source.find("{{", at)) >= 0:
         found = _ACTION.match(source, opened)
         if found is None:
-            raise BadTemplate("an action is not closed by }}")
+            raise Malformed("an action is not closed by }}")
         yield _text(source[at:opened], left=trims, right=bool(found["left"]))
         if found["comment"] is None:
             yield _Action(found["body"].strip(_BLANK))
@@ -139,7 +140,7 @@ class _Reader:
                 raise Unknown(f"else {rest}")
             otherwise, end = self.nodes(depth=depth + 1)
         if end != "end":
-            raise BadTemplate(f"{{{{ {kind.value} }}}} has no {{{{ end }}}}")
+            raise Malformed(f"{{{{ {kind.value} }}}} has no {{{{ end }}}}")
         return Block(kind, term, names, body, otherwise)
 
 
@@ -260,7 +261,7 @@ class _Tokens:
         if self._takes("("):
             term = self._piped(depth=depth + 1)
             if (close := self.taken("close")) is None:
-                raise BadTemplate(f"a parenthesis is not closed in {self._body[:80]!r}")
+                raise Malformed(f"a parenthesis is not closed in {self._body[:80]!r}")
             return _fields(term, close[1:])
         raise BadTemplate(f"a value is missing in {self._body[:80]!r}")
 

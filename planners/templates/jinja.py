@@ -80,6 +80,9 @@ _SENT = (Kind.TOOLS, Kind.TOOL, Kind.CALLS, Kind.CALL, Kind.FUNCTION, Kind.JSON)
 """What came as JSON."""
 _PRINTED_AS_JSON = (Kind.TOOLS, Kind.TOOL, Kind.JSON)
 MAX_EXPRESSION = 64 << 10  # characters: `or` and `and` say their arguments twice
+MAX_RANGES = 2
+"""One within another. Each multiplies what the engine does by the number of a caller's messages or
+tools, and nothing stops it: two take what its template takes of so many messages anyway."""
 MAX_JINJA = 1 << 20  # characters; a template of Ollama's library comes to 10 thousand
 _ALWAYS = (Kind.MESSAGE, Kind.TOOL, Kind.CALL, Kind.FUNCTION, Kind.ROOT)
 """Never empty."""
@@ -175,6 +178,8 @@ class _Writer:
     def __init__(self, root: Mapping[str, _Value]) -> None:
         self._root = root
         self._numbers = count()
+        self._n_ranges = 0
+        """How many are around what is being written."""
 
     def written(self, nodes: Sequence[Node]) -> str:
         everything = _Value("", Kind.ROOT)
@@ -241,6 +246,8 @@ class _Writer:
             return
         if many.kind not in _ITEMS:
             raise BadTemplate(f"it ranges over {many.kind.value}")
+        if self._n_ranges == MAX_RANGES:
+            raise BadTemplate(f"its ranges are nested deeper than {MAX_RANGES}")
         number = next(self._numbers)
         one = _Value(f"v.d{number}", _ITEMS[many.kind])
         at = _Value(f"v.i{number}", Kind.NUMBER)
@@ -248,7 +255,9 @@ class _Writer:
         # In the namespace: a variable of the loop itself is not seen by what is set within it.
         yield _tag(f"for d{number} in {many.text}")
         yield _tag(f"set {one.text} = d{number}") + _tag(f"set {at.text} = loop.index0")
+        self._n_ranges += 1
         yield from self._nodes(block.body, one, _Scope(names, scope))
+        self._n_ranges -= 1
         yield _tag("endfor")
         if block.otherwise:
             yield _tag(f"if not {many.text}")

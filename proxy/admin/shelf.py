@@ -35,6 +35,8 @@ class ShowReport(msgspec.Struct, frozen=True):
     size_bytes: int
     modified_at: float
     capabilities: tuple[str, ...]
+    template_source: str
+    """As in /api/show: `file`, `layer`, "" for none, `none: ` and why not."""
     parameters: str
     """A line for each."""
     system: str

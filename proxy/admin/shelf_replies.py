@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from planners.capabilities import capabilities
 from planners.model import ServedModel
 from proxy.admin.shelf import PullLine, ShowReport
-from proxy.ollama.modelfile import modelfile, parameters
+from proxy.ollama.modelfile import modelfile, parameters, template_source
 from proxy.ollama.progress import line_of
 from proxy.ollama.store_errors import StoreRefused, in_ollamas_words
 from supervisor.leases.lease import Stopping
@@ -36,6 +36,7 @@ def show_report(model: ServedModel, name: str) -> ShowReport:
         size_bytes=model.size_bytes,
         modified_at=model.modified_at,
         capabilities=tuple(can.value for can in capabilities(model)),
+        template_source=template_source(model),
         parameters=parameters(model),
         system=model.recipe.system,
         licenses=model.recipe.licenses,

@@ -18,6 +18,11 @@ _SCOPES = {
     "/api/generate": Scope.INFER,
     "/api/embed": Scope.INFER,
     "/api/embeddings": Scope.INFER,
+    "/api/me": Scope.INFER,
+    "/api/signout": Scope.INFER,
+    "/api/experimental/web_search": Scope.INFER,
+    "/api/experimental/web_fetch": Scope.INFER,
+    "/api/experimental/model-recommendations": Scope.INFER,
     "/api/pull": Scope.MANAGE,
     "/api/push": Scope.MANAGE,
     "/api/create": Scope.MANAGE,
@@ -42,6 +47,7 @@ _BELOW = (
     ("/v1/", Scope.INFER),
     ("/upstream/", Scope.INFER),
     ("/api/blobs/", Scope.MANAGE),
+    ("/api/user/keys/", Scope.INFER),
 )
 _READING = ("GET", "HEAD")
 

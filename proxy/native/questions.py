@@ -8,6 +8,7 @@ from os.path import basename
 
 import msgspec
 
+from proxy import names
 from proxy.beside import answer_beside, pass_beside
 from proxy.bodies import decoded
 from proxy.chat.media import check_media
@@ -99,5 +100,6 @@ async def _passed(door: Door, exchange: Exchange, target: bytes) -> None:
     body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
     model = meant(door, exchange, decoded(body, _ASKED).model)
     if target == b"/apply-template":  # which looks at media as a chat does
+        names.check_chats(model)
         check_media(body)
     await pass_beside(door, exchange, model, target=target, body=body)

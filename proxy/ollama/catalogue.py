@@ -1,11 +1,17 @@
 """What is there: /api/tags, /api/ps, /api/show and their kin."""
 
 import math
+from collections.abc import Sequence
 from time import time
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from planners.capabilities import capabilities
 from planners.hardware import HOST
 from planners.model import ServedModel
+from planners.recipe import ParameterValue
 from planners.sizes import parameter_size
 from planners.view import InstanceState, Observed
 from proxy import names
@@ -13,7 +19,7 @@ from proxy.door import Door
 from proxy.errors import BadRequest
 from proxy.exchange import TEXT, Exchange
 from proxy.ollama.fields import read_object
-from proxy.ollama.modelfile import modelfile, parameters
+from proxy.ollama.modelfile import modelfile, parameters, template_source
 from proxy.ollama.replies import FOREVER_AT_S, rfc3339
 
 _SHOWN_STATES = (InstanceState.LOADING, InstanceState.READY, InstanceState.DRAINING)
@@ -37,8 +43,7 @@ async def status(door: Door, exchange: Exchange) -> None:
 
 async def tags(door: Door, exchange: Exchange) -> None:
     """GET, HEAD /api/tags: the models offered, newest first."""
-    newest = sorted(door.service.models(), key=lambda model: -model.modified_at)
-    await exchange.reply_json({"models": [_tag(model) for model in newest]})
+    await exchange.reply(200, door.listed.told(_tags, door.service.models()))
 
 
 async def ps(door: Door, exchange: Exchange) -> None:
@@ -59,14 +64,46 @@ async def show(door: Door, exchange: Exchange) -> None:
         await exchange.body(limit_bytes=door.settings.max_body_bytes), "ShowRequest"
     )
     name = fields.text("model") or fields.text("name")
-    fields.flag("verbose")  # all is shown either way
+    is_verbose, system = fields.flag("verbose"), fields.text("system")
+    options = fields.mapping("options")
     if not name:
         raise BadRequest("model is required")
     unknown = f"model '{names.display(name)}' not found"
     host = names.served(door, exchange, name, unknown=unknown)
-    model = door.service.offered(name) or host
+    model = _as_asked(door.service.offered(name) or host, system, options)
     copilot = exchange.header(b"user-agent").startswith(b"GitHubCopilotChat/")
-    await exchange.reply_json(_shown(model, name, basename=name if copilot else None))
+    shown = _shown(model, name, basename=name if copilot else None)
+    await exchange.reply_json(shown | ({"tensors": _tensors(model)} if is_verbose else {}))
+
+
+def _as_asked(model: ServedModel, system: str, options: dict[str, Any]) -> ServedModel:
+    """The model as it would be with another system prompt, and more parameters."""
+    recipe = model.recipe
+    told: dict[str, ParameterValue] = {}
+    for key, value in options.items():
+        if isinstance(value, list):
+            told[key] = tuple(map(str, value))
+        elif isinstance(value, str | int | float):
+            told[key] = value
+    parameters = {**dict(recipe.parameters), **told}
+    recipe = replace(recipe, parameters=tuple(parameters.items()), system=system or recipe.system)
+    return replace(model, recipe=recipe)
+
+
+def _tensors(model: ServedModel) -> list[dict[str, object]]:
+    """The file's, by their names there."""
+    named = [(weight.name, weight) for weight in model.info.ends]
+    for at, layer in enumerate(model.info.layers):
+        named += [(f"blk.{at}.{weight.name}", weight) for weight in layer.weights]
+    return [
+        {"name": name, "type": weight.type_name.upper(), "shape": weight.shape}
+        for name, weight in named
+    ]
+
+
+def _tags(models: Sequence[ServedModel]) -> bytes:
+    newest = sorted(models, key=lambda model: -model.modified_at)
+    return msgspec.json.encode({"models": [_tag(model) for model in newest]})
 
 
 def _details(model: ServedModel) -> dict[str, object]:
@@ -129,16 +166,9 @@ def _shown(model: ServedModel, name: str, *, basename: str | None) -> dict[str, 
     optional = {
         "parameters": parameters(model),
         "template": model.recipe.template if is_given else model.info.chat_template,
-        "template_source": _template_source(model),
+        "template_source": template_source(model),
         "system": model.recipe.system,
         "messages": [{"role": one.role, "content": one.content} for one in model.recipe.messages],
         "license": "\n".join(model.recipe.licenses) or info.get("general.license"),
     }
     return shown | {key: value for key, value in optional.items() if value}
-
-
-def _template_source(model: ServedModel) -> str:
-    """Which chat template is in force; a key of ours."""
-    if model.template is None:
-        return "file" if model.info.chat_template else ""
-    return f"none: {model.template.why_not}" if model.template.why_not else "layer"

@@ -5,6 +5,8 @@ from typing import Any
 
 from planners.modelfile import DROPPED, ROLES
 from planners.recipe import Message, ParameterValue
+from planners.templates.conversation import read
+from planners.templates.go_nodes import BadTemplate, Malformed
 from proxy.door import Door
 from proxy.errors import BadOption, BadRequest
 from proxy.exchange import Exchange
@@ -56,7 +58,7 @@ def read_creation(fields: Fields) -> Creation:
             base=base or None,
             files=files,
             adapters=adapters,
-            template=_told(fields, "template"),
+            template=_template(fields),
             system=_told(fields, "system"),
             parameters=tuple(_parameters(fields.mapping("parameters"))),
             messages=tuple(_messages(fields)) if "messages" in fields else None,
@@ -69,6 +71,18 @@ def read_creation(fields: Fields) -> Creation:
 def _told(fields: Fields, name: str) -> str | None:
     """A text, None where the request has none: an empty one leaves the base's as it is."""
     return fields.text(name) or None
+
+
+def _template(fields: Fields) -> str | None:
+    """Likewise; one that is only beyond what is rendered here is kept. Raises BadRequest."""
+    told = _told(fields, "template")
+    try:
+        read(told or "")
+    except Malformed as exc:
+        raise BadRequest(f"template error: {exc}", param="template") from exc
+    except BadTemplate:
+        pass
+    return told
 
 
 def _digests(fields: Fields, name: str) -> Iterator[Digest]:

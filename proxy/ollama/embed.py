@@ -94,14 +94,16 @@ async def embeddings(door: Door, exchange: Exchange) -> None:
     fields = read_object(await _body(door, exchange), "EmbeddingRequest")
     name, prompt, keep_alive_s = fields.text("model"), fields.text("prompt"), fields.keep_alive_s()
     truncates = fields.flag("truncate", default=door.settings.ollama_strict)
+    n_ctx = read_options(fields.mapping("options")).n_ctx
     if not name:
         raise BadRequest("model is required")
     model = names.served(door, exchange, name, unknown=_UNKNOWN.format(name))
     with exchange.attended():
         if not prompt:
-            await door.service.load(names.embedder(model).model_id, keep_alive_s=keep_alive_s)
+            wanted = names.embedder(model).model_id
+            await door.service.load(wanted, keep_alive_s=keep_alive_s, context=n_ctx)
             return await exchange.reply_json({"embedding": []})
-        wish = _Wish(model, name, [prompt], keep_alive_s, n_ctx=None, truncates=truncates)
+        wish = _Wish(model, name, [prompt], keep_alive_s, n_ctx, truncates)
         embedded = await _embedded(door, exchange, wish)
         return await exchange.reply_json({"embedding": embedded.vectors[0]})
 

@@ -32,6 +32,8 @@ class WrongType(BadRequest):
     def __init__(self, *, value: object, field: str, wanted: str) -> None:
         self.field, self.wanted = field, wanted
         kind = _KINDS.get(type(value), "value")
+        if wanted == "int" and kind == "number":  # a whole one is wanted
+            kind = f"number {msgspec.json.encode(value).decode()}"
         super().__init__(
             f"json: cannot unmarshal {kind} into Go struct field {field} of type {wanted}"
         )
@@ -69,15 +71,17 @@ class Fields:
     def whole_numbers(self, name: str) -> tuple[int, ...]:
         """An array of integers."""
         values = self.items(name, "[]int")
-        if any(isinstance(value, bool) or not isinstance(value, int) for value in values):
-            self._refuse(name, "[]int")
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, int):
+                self._refuse_value(value, name, "int")
         return tuple(values)
 
     def texts(self, name: str) -> tuple[str, ...]:
         """An array of strings."""
         values = self.items(name, "[]string")
-        if any(not isinstance(value, str) for value in values):
-            self._refuse(name, "[]string")
+        for value in values:
+            if not isinstance(value, str):
+                self._refuse_value(value, name, "string")
         return tuple(values)
 
     def items(self, name: str, wanted: str = "[]object") -> list[Any]:
@@ -89,17 +93,17 @@ class Fields:
         """An array of objects."""
         for value in self.items(name, f"[]api.{owner}"):
             if not isinstance(value, dict):
-                raise WrongType(value=value, field=f"{self._owner}.{name}", wanted=f"api.{owner}")
-            yield Fields(value, owner)
+                self._refuse_value(value, name, f"api.{owner}")
+            yield Fields(value, f"{self._owner}.{name}")
 
     def child(self, name: str, owner: str) -> "Fields":
         """An object."""
-        return Fields(self.mapping(name), owner)
+        return Fields(self.mapping(name, f"api.{owner}"), f"{self._owner}.{name}")
 
-    def mapping(self, name: str) -> dict[str, Any]:
+    def mapping(self, name: str, wanted: str = "map[string]interface {}") -> dict[str, Any]:
         """An object as it stands."""
         value = self._values.get(name, {})
-        return value if isinstance(value, dict) else self._refuse(name, "map[string]interface {}")
+        return value if isinstance(value, dict) else self._refuse(name, wanted)
 
     def value(self, name: str) -> Any:
         """Whatever is there; None where nothing is."""
@@ -110,7 +114,10 @@ class Fields:
         return wished_duration(self._values.get("keep_alive"))
 
     def _refuse(self, name: str, wanted: str) -> NoReturn:
-        raise WrongType(value=self._values[name], field=f"{self._owner}.{name}", wanted=wanted)
+        self._refuse_value(self._values[name], name, wanted)
+
+    def _refuse_value(self, value: object, name: str, wanted: str) -> NoReturn:
+        raise WrongType(value=value, field=f"{self._owner}.{name}", wanted=wanted)
 
 
 def read_object(body: bytes, owner: str) -> Fields:

@@ -36,6 +36,13 @@ def modelfile(model: ServedModel, name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def template_source(model: ServedModel) -> str:
+    """Which chat template is in force: `file`, `layer`, "" for none, `none: ` and why not."""
+    if model.template is None:
+        return "file" if model.info.chat_template else ""
+    return f"none: {model.template.why_not}" if model.template.why_not else "layer"
+
+
 def _values(model: ServedModel) -> Iterator[tuple[str, str]]:
     """Each value of the recipe's, lists one by one; the context is the one that is in force."""
     context = model.settings.context

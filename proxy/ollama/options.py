@@ -56,6 +56,13 @@ OPTIONS = {
 """All that are read, and of which type."""
 
 
+def members_of(recipe: Recipe) -> dict[str, object]:
+    """A recipe's parameters as llama-server's members: those that it names. Raises BadOption."""
+    told = sampling_of(recipe)
+    named = {_SAMPLERS[name].name for name in told if name in _SAMPLERS} | {"stop"}
+    return {name: value for name, value in read_options(told).sampling if name in named}
+
+
 def sampling_of(recipe: Recipe) -> dict[str, Any]:
     """What of a recipe's parameters a request is asked with; the rest is said at the launch."""
     return {

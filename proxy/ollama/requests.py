@@ -12,6 +12,7 @@ from planners.templates.go_nodes import BadTemplate
 from proxy.errors import BadOption, BadRequest
 from proxy.ollama.fields import Fields, WrongType, read_object
 from proxy.ollama.options import Options, read_options, sampling_of
+from proxy.prompt.maker import before, history
 
 THINK_LEVELS = ("high", "medium", "low", "max")
 
@@ -51,9 +52,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
 
     def told(self, recipe: Recipe) -> tuple[dict[str, object], ...]:
         """The messages after the recipe's; its system prompt goes first, unless they have one."""
-        has_own = not recipe.system or self.messages[0]["role"] == "system"
-        system = () if has_own else ({"role": "system", "content": recipe.system},)
-        return (*system, *history(recipe), *self.messages)
+        return (*before(recipe, first_role=str(self.messages[0]["role"])), *self.messages)
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
@@ -90,13 +89,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         """The prompt as a chat, for the model's template; a `context` has its own history."""
         told = self.system or recipe.system
         system = ({"role": "system", "content": told},) if told else ()
-        before = () if self.context else history(recipe)
-        return (*system, *before, {"role": "user", "content": content(self.prompt, self.images)})
-
-
-def history(recipe: Recipe) -> tuple[dict[str, object], ...]:
-    """The recipe's messages in llama-server's shape."""
-    return tuple({"role": one.role, "content": one.content} for one in recipe.messages)
+        said = () if self.context else history(recipe)
+        return (*system, *said, {"role": "user", "content": content(self.prompt, self.images)})
 
 
 def read_chat(body: bytes, *, truncates: bool = False) -> ChatRequest:
@@ -149,11 +143,11 @@ def _common(fields: Fields, *, truncates: bool) -> Common:
         stream=fields.flag("stream", default=True),
         keep_alive_s=fields.keep_alive_s(),
         think=_think(fields.value("think")),
-        format=fields.value("format") or None,
+        format=None if (told := fields.value("format")) == "" else told,
         logprobs=fields.flag("logprobs"),
         top_logprobs=top_logprobs,
         # Without a shift Ollama cuts no text either; here nothing is ever shifted.
-        truncate=fields.flag("truncate", default=truncates and fields.flag("shift", default=True)),
+        truncate=fields.flag("truncate", default=fields.flag("shift", default=True) and truncates),
         render_only=fields.flag("_debug_render_only"),
         told_options=fields.mapping("options"),
     )
@@ -264,12 +258,13 @@ def completion_body(common: Common, options: Options) -> dict[str, object]:
 def schema_of(told: object) -> object:
     """The JSON schema that a `format` means; None where it means none. Raises BadOption.
 
-    "json" is any object: llama-server's own json_object does not constrain the output (b10434).
+    "json", and a schema that says nothing, are any object: llama-server's own json_object, and an
+    empty schema, do not constrain the output (b10434).
     """
+    if told in ("json", {}):
+        return {"type": "object"}
     if told is None or isinstance(told, dict):
         return told
-    if told == "json":
-        return {"type": "object"}
     shown = msgspec.json.encode(told).decode()
     raise BadOption(
         f'invalid format: {shown}; expected "json" or a valid JSON Schema object', param="format"

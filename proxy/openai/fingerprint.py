@@ -1,12 +1,13 @@
-"""`system_fingerprint` as Ollama has it, for daemons that are to be like it in everything. Pure."""
+"""What Ollama names otherwise, for daemons that are to be like it in everything. Pure."""
 
 import re
 
 # Within a text of the model's, its quotes would have a backslash before them.
 _TOLD = re.compile(rb'"system_fingerprint":"[^"\\]*"')
 _OLLAMAS = b'"system_fingerprint":"fp_ollama"'
+_THOUGHT, _OLLAMAS_THOUGHT = b'"reasoning_content":', b'"reasoning":'
 
 
-def with_ollamas_fingerprint(reply: bytes) -> bytes:
-    """A whole reply, or whole events of one, with Ollama's instead of the build of llama-server."""
-    return _TOLD.sub(_OLLAMAS, reply)
+def in_ollamas_names(reply: bytes) -> bytes:
+    """A whole reply, or whole events of one, with Ollama's fingerprint and name of thoughts."""
+    return _TOLD.sub(_OLLAMAS, reply).replace(_THOUGHT, _OLLAMAS_THOUGHT)

@@ -1,6 +1,7 @@
 """OpenAI's routes: the child's own dialect, so requests and streams pass; the model is chosen."""
 
-from collections.abc import Awaitable, Iterable
+import re
+from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,9 +12,10 @@ from planners.durations import wished_duration
 from planners.lessons.usage import Usage
 from planners.model import ServedModel
 from proxy import names
-from proxy.bodies import decoded
+from proxy.bodies import amended, decoded
 from proxy.chat.media import check_media
 from proxy.child.chunks import ABSENT
+from proxy.child.refusals import refusal
 from proxy.child.sse import KEEP_ALIVE, PROGRESS
 from proxy.child.timings import usage_of
 from proxy.child.upstream import UpstreamResponse
@@ -21,12 +23,14 @@ from proxy.door import Door
 from proxy.engine_limits import EngineMembers
 from proxy.errors import BadRequest, PromptTooLong
 from proxy.exchange import Exchange
-from proxy.forward import Check, Hear, Order, Several, converse
+from proxy.forward import REPLY_BYTES, Check, Hear, Order, Several, converse
 from proxy.openai.assemble import STREAMED, assembled
 from proxy.openai.choices import MAX_CHOICES, RANDOM_SEED, Choices
-from proxy.openai.fingerprint import with_ollamas_fingerprint
+from proxy.openai.dimensions import AS_NUMBERS, shortened
+from proxy.openai.fingerprint import in_ollamas_names
 from proxy.prompt.count import MAX_INPUTS, n_prompts_in, prompts_in
 from proxy.prompt.length import Prompt, bounding, located
+from proxy.prompt.maker import OPENAIS_DEFAULTS, asked_body
 from proxy.pulse import Pulse
 from proxy.relay import relay_stream, relay_whole
 from supervisor.leases.lease import Lease
@@ -42,6 +46,11 @@ class _Asked(EngineMembers):
     """llama-server's own name for n."""
     prompt: msgspec.Raw = ABSENT
     input: msgspec.Raw = ABSENT
+    messages: msgspec.Raw = ABSENT
+    suffix: msgspec.Raw = ABSENT
+    response_format: msgspec.Raw = ABSENT
+    dimensions: int | None = None
+    encoding_format: str | None = None
     verbose: bool | None = None
     return_progress: bool | None = None
     keep_alive: float | str | None = None
@@ -63,16 +72,27 @@ class _AskedOfSeveral(msgspec.Struct):
     stream_options: _StreamOptions | None = None
 
 
+class _Format(msgspec.Struct):
+    type: str = ""
+    schema: msgspec.Raw = ABSENT
+
+
 _NOTHING = (b"", b"null", b"false", b"0")
+_UNTOLD = (b"", b"null")
+_EMPTY_ARRAY = re.compile(rb"\[\s*\]")
+_ANY_OBJECT = (
+    b'"response_format":{"type":"json_schema",'
+    b'"json_schema":{"name":"object","schema":{"type":"object"}}}'
+)
 
 _ASKED_OF_SEVERAL = msgspec.json.Decoder(_AskedOfSeveral)
 _ASKED = msgspec.json.Decoder(_Asked)
+_FORMAT = msgspec.json.Decoder(_Format)
 
 
 async def list_models(door: Door, exchange: Exchange) -> None:
     """GET /v1/models."""
-    data = [_entry(model, names.display(model.model_id)) for model in door.service.models()]
-    await exchange.reply_json({"object": "list", "data": data})
+    await exchange.reply(200, door.listed.told(_entries, door.service.models()))
 
 
 async def one_model(door: Door, exchange: Exchange, name: str) -> None:
@@ -95,21 +115,41 @@ async def embeddings(door: Door, exchange: Exchange) -> None:
     body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
     asked = decoded(body, _ASKED)
     model = names.embedder(names.named(door, exchange, asked.model))
+    if _says_nothing(asked.input):
+        raise BadRequest("invalid input", param="input")
     n_prompts_in(asked.input, most=MAX_INPUTS, param="input")
+    cut = asked.dimensions
+    if cut is not None and cut < 1:
+        raise BadRequest("dimensions must be at least 1", param="dimensions")
 
     async def hear(lease: Lease, response: UpstreamResponse) -> None:
         try:
-            await relay_whole(exchange, lease, response)
+            if cut is None:
+                await relay_whole(exchange, lease, response)
+            else:
+                await _relay_cut(exchange, lease, response, cut, asked.encoding_format)
         except PromptTooLong as exc:
             told = _decoded(asked.input)
             raise await located(door, lease, told if isinstance(told, list) else (), exc) from exc
 
+    order = Order(b"/v1/embeddings", body, extra=AS_NUMBERS if cut is not None else b"")
     with exchange.attended():
         await converse(
-            door, exchange, Order(b"/v1/embeddings", body), model=model, hear=hear,
+            door, exchange, order, model=model, hear=hear,
             keep_alive_s=wished_duration(asked.keep_alive), context=asked.num_ctx,
             check=_embedding_check(door, asked, model),
         )  # fmt: skip
+
+
+async def _relay_cut(
+    exchange: Exchange, lease: Lease, response: UpstreamResponse, n: int, encoding: str | None
+) -> None:
+    if response.status != 200:
+        raise await refusal(response, lease)
+    reply = await response.read(limit_bytes=REPLY_BYTES)
+    is_packed = encoding == "base64"
+    socket_path = response.socket_path
+    await exchange.reply(200, shortened(reply, n, as_base64=is_packed, socket_path=socket_path))
 
 
 def _embedding_check(door: Door, asked: _Asked, model: ServedModel) -> Check | None:
@@ -127,7 +167,7 @@ def _prompts(told: Iterable[object]) -> list[Prompt]:
 
 async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
     if door.settings.ollama_strict:
-        exchange.rewords = with_ollamas_fingerprint
+        exchange.rewords = in_ollamas_names
     body = await exchange.body(limit_bytes=door.settings.max_body_bytes)
     asked = decoded(body, _ASKED)
     model = names.named(door, exchange, asked.model)
@@ -139,7 +179,15 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
         raise BadRequest("n must be 1 where there are several prompts", param="n")
     if chat:
         names.check_chats(model)
+        if _EMPTY_ARRAY.fullmatch(asked.messages):
+            raise BadRequest("[] is too short - 'messages'", param="messages")
         check_media(body)
+        body = _with_object(asked, body)
+    elif bytes(asked.suffix) not in (*_UNTOLD, b'""'):
+        reason = "suffix is not offered here: POST /infill, or Ollama's /api/generate, takes one"
+        raise BadRequest(reason, param="suffix")
+    defaults = OPENAIS_DEFAULTS if door.settings.ollama_strict else None
+    body = asked_body(body, model.recipe, chat=chat, defaults=defaults)
     hear: Hear | Several
     target = b"/v1/chat/completions" if chat else b"/v1/completions"
     if asked.stream:
@@ -161,6 +209,27 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
             check=_check(door, asked, model, Prompt(chat=body) if chat else None, n_prompts),
             streams=bool(asked.stream),
         )  # fmt: skip
+
+
+def _says_nothing(told: msgspec.Raw) -> bool:
+    return bytes(told) in _UNTOLD or _EMPTY_ARRAY.fullmatch(told) is not None
+
+
+def _with_object(asked: _Asked, body: bytes) -> bytes:
+    """The body, with a schema for any object where it asks for one without a schema.
+
+    llama-server's own json_object does not constrain the output (b10434).
+    """
+    if b"json_object" not in bytes(asked.response_format):
+        return body
+    told = decoded(bytes(asked.response_format), _FORMAT)
+    if told.type != "json_object" or not _is_any(told.schema):
+        return body
+    return b"".join(amended(body, _ANY_OBJECT))
+
+
+def _is_any(schema: msgspec.Raw) -> bool:
+    return bytes(schema) in _UNTOLD or msgspec.json.decode(schema) == {}
 
 
 def _check(
@@ -244,6 +313,11 @@ def _pass(door: Door, exchange: Exchange) -> Hear:
         _report(door, exchange, lease, usage_of(body))
 
     return hear
+
+
+def _entries(models: Sequence[ServedModel]) -> bytes:
+    data = [_entry(model, names.display(model.model_id)) for model in models]
+    return msgspec.json.encode({"object": "list", "data": data})
 
 
 def _entry(model: ServedModel, name: str) -> dict[str, object]:

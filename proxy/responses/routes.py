@@ -11,6 +11,7 @@ from proxy.chat.turn import ChatTurn, chat_model
 from proxy.door import Door
 from proxy.errors import BadRequest
 from proxy.exchange import Exchange
+from proxy.prompt.maker import asked_chat
 from proxy.responses.replies import ResponseWriter
 from proxy.responses.requests import ResponseRequest, chat_body, read_request
 
@@ -62,13 +63,14 @@ async def stored(_door: Door, exchange: Exchange) -> None:
 
 def _turn(door: Door, exchange: Exchange, asked: ResponseRequest) -> ChatTurn:
     model = chat_model(door, exchange, asked.model)
-    thinks = Capability.THINKING in capabilities(model)
+    told = chat_body(asked, thinks=Capability.THINKING in capabilities(model))
+    defaults = {"temperature": 1.0} if door.settings.ollama_strict else None
     return ChatTurn(
         door=door,
         exchange=exchange,
         model=model,
         name=asked.model or model.model_id,
-        body=msgspec.json.encode(chat_body(asked, thinks=thinks)),
+        body=msgspec.json.encode(asked_chat(told, model.recipe, defaults=defaults)),
         keep_alive=asked.keep_alive,
         num_ctx=asked.num_ctx,
         truncates=asked.truncates,

@@ -14,6 +14,8 @@ from supervisor.engines.quickstart import quickstart_model_dir
 
 HERE = Path(__file__).parent
 CASES = HERE / "ollama_cases.jsonl"
+MORE = HERE / "more_cases.jsonl"
+"""Every further field, form and refusal of the contract."""
 MODEL = "SmolLM2-135M-Instruct.Q4_1:latest"
 DELIBERATE = {
     "v1_chat_nonstream": 'system_fingerprint eq "fp_ollama"',
@@ -28,12 +30,14 @@ pytestmark = [pytest.mark.llama, pytest.mark.timeout(600)]
 def test_no_case_fails_but_those_that_differ_on_purpose() -> None:
     with daemon() as started:
         *failed, counts = told(started)
+        more = told(started, cases=MORE)
 
     assert {line.partition(":")[0] for line in failed} == DELIBERATE.keys(), failed
     for line in failed:
         assert DELIBERATE[line.partition(":")[0]] in line
     n_cases = len(CASES.read_text().splitlines())
     assert counts == f"{n_cases - len(failed)} passed, {len(failed)} failed, 0 skipped"
+    assert more == [f"{len(MORE.read_text().splitlines())} passed, 0 failed, 0 skipped"]
 
 
 def test_a_strict_daemon_does_not_differ() -> None:
@@ -57,9 +61,9 @@ def daemon(config: str = "") -> Iterator[StartedDaemon]:
         yield started
 
 
-def told(started: StartedDaemon, only: Sequence[str] = ()) -> list[str]:
+def told(started: StartedDaemon, only: Sequence[str] = (), *, cases: Path = CASES) -> list[str]:
     """A line for each case that fails, then the counts."""
-    argv = [sys.executable, str(HERE / "run_cases.py"), str(CASES)]
+    argv = [sys.executable, str(HERE / "run_cases.py"), str(cases)]
     argv += ["--base", started.base, "--model", MODEL]
     for name in only:
         argv += ["--only", name]

@@ -32,7 +32,8 @@ def test_a_template_layer_is_what_the_model_reads_or_its_chats_are_refused(
     }.items():
         layers = [("template", template.encode())]
         store.add(f"registry.ollama.ai/library/{name}/latest", model=bare, layers=layers)
-    base = start(model_dirs=[store.folder]).base
+    started = start(model_dirs=[store.folder])
+    base = started.base
 
     def asked(path: str, body: dict[str, Any]) -> httpx.Response:
         return httpx.post(base + path, json=body, timeout=120, trust_env=False)
@@ -50,6 +51,7 @@ def test_a_template_layer_is_what_the_model_reads_or_its_chats_are_refused(
         asked("/v1/chat/completions", {"model": "odd", "messages": CHAT}),
         asked("/v1/messages", {"model": "odd", "messages": CHAT[1:], "max_tokens": 2}),
         asked("/api/generate", {"model": "odd", "prompt": "x"}),
+        asked("/apply-template", {"model": "odd", "messages": CHAT}),
     ]
     raw = {
         "model": "odd",
@@ -65,7 +67,9 @@ def test_a_template_layer_is_what_the_model_reads_or_its_chats_are_refused(
     assert shown["own"]["template_source"] == "layer"
     assert shown["own"]["capabilities"] == ["completion"]
     assert shown["odd"]["template_source"] == "none: it uses slice, which is not known here"
+    assert "its TEMPLATE layer, put into Jinja" in started.ctl("show", "own").stdout
+    assert shown["odd"]["template_source"] in started.ctl("show", "odd").stdout
     assert answered.status_code == 200
-    assert [reply.status_code for reply in refused] == [400] * 4
+    assert [reply.status_code for reply in refused] == [400] * 5
     assert all("it uses slice, which is not known here" in reply.text for reply in refused)
     assert asked("/api/generate", raw).status_code == 200

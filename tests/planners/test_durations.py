@@ -62,7 +62,7 @@ def test_durations_are_read_as_go_reads_them(value: object, seconds: float) -> N
             "9999999999h", 'time: invalid duration "9999999999h"', id="more than 292 years"
         ),
         pytest.param(True, "Unsupported type: 'bool'", id="a boolean"),
-        pytest.param([5], "Unsupported type: 'list'", id="a list"),
+        pytest.param([5], "Unsupported type: '[]interface {}'", id="a list"),
         pytest.param(math.nan, 'time: invalid duration "NaN"', id="no number"),
     ],
 )

@@ -9,9 +9,17 @@ import ollama
 import openai
 import pytest
 
-from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
+from tests.fakes.fleet_of_one import (
+    FAKE,
+    FleetOfOne,
+    fleet_of_one,
+    model_info,
+    served_model,
+)
 from tests.fakes.serving import serving
 
+CLOUD = {"web_search", "web_fetch"}
+"""Which ask ollama.com itself, whatever the host."""
 HELLO: list[ollama.Message] = [ollama.Message(role="user", content="one two three")]
 
 
@@ -168,3 +176,44 @@ async def test_openai_hears_of_a_stream_that_is_lost(tmp_path: Path) -> None:
         )
         with pytest.raises(openai.APIError, match="unexpectedly stopped"):
             [chunk async for chunk in stream]
+
+
+async def test_ollama_embeds(tmp_path: Path) -> None:
+    model = served_model(model_id="embedder", info=model_info(pooling="mean"))
+    argv = (*FAKE, "--embedding")
+    async with (
+        fleet_of_one(tmp_path, model=model, argv=argv) as fleet,
+        serving(fleet) as at,
+        ollama_client(at.url) as client,
+    ):
+        new = await client.embed("embedder", ["a", "b c"])
+        old = await client.embeddings("embedder", "a")
+
+    assert [list(vector) for vector in new.embeddings] == [pytest.approx([0.6, 0.8])] * 2
+    assert list(old.embedding) == [0.6, 0.8]
+
+
+async def test_ollama_is_told_what_is_not_done_here(tmp_path: Path) -> None:
+    async with (
+        serving(FleetOfOne(served_model(), tmp_path)) as at,
+        ollama_client(at.url) as client,
+    ):
+        with pytest.raises(ollama.ResponseError, match="is not pushed"):
+            await client.push("tiny")
+        with pytest.raises(ollama.ResponseError, match="is not pushed"):
+            [line async for line in await client.push("tiny", stream=True)]
+        with pytest.raises(ollama.ResponseError, match="there is no route") as unknown:
+            await client.systemone("tiny", "a", {})
+
+    assert unknown.value.status_code == 404
+
+
+def test_every_call_of_ollamas_client_is_made_here() -> None:
+    here = Path(__file__).parent
+    files = (here / "test_clients.py", here / "ollama" / "test_store_clients.py")
+    tests = "".join(file.read_text() for file in files)
+
+    calls = {name for name in vars(ollama.AsyncClient) if not name.startswith("_")}
+
+    assert calls >= {"chat", "generate", "pull"}
+    assert {name for name in calls if f"client.{name}(" not in tests} == CLOUD

@@ -221,7 +221,8 @@ async def test_a_childs_error_in_mid_stream_is_worded_as_any_other_and_counted(
     tmp_path: Path, route: str
 ) -> None:
     async with fleet_of_one(tmp_path, faults={"error_at_token": 2}) as fleet, serving(fleet) as at:
-        told = {"model": "tiny", "prompt": "one two", "messages": [], "stream": True}
+        told = {"model": "tiny", "prompt": "one two", "stream": True}
+        told["messages"] = [{"role": "user", "content": "one two"}]
         reply = await at.client.post(route, json=told)
         metrics = (await at.client.get("/metrics")).text
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from proxy.admission.gate import Gate
 from proxy.admission.keys import KeyRing
 from tests.fakes.chat_templates import HERMES, WEATHER, WEATHER_CHAT
-from tests.fakes.fleet_of_one import FleetOfOne, fleet_of_one, served_model
+from tests.fakes.fleet_of_one import FAKE, FleetOfOne, fleet_of_one, model_info, served_model
 from tests.fakes.gguf_writer import put
 from tests.fakes.kept_store import ShelfFleet
 from tests.fakes.real_engine import engine
@@ -157,3 +157,29 @@ async def test_ollama_makes_copies_pulls_and_deletes_models(tmp_path: Path) -> N
     assert told["system"] == "Be brief."
     assert told["unknown"] == "model 'two' not found"
     assert str(fleet.dir / "base.gguf") in told["notOurs"]
+
+
+INTERNAL = {"constructor", "fetch", "encodeImage", "fileExists", "processStreamableRequest"}
+CLOUD = {"webSearch", "webFetch"}
+"""Which ask ollama.com itself, whatever the host."""
+
+
+async def test_ollama_embeds_and_tells_what_runs_and_each_of_its_calls_is_made(
+    tmp_path: Path,
+) -> None:
+    info = model_info(pooling="mean")
+    model = served_model(model_id="embedder", info=info)
+    argv = (*FAKE, "--embedding")
+    async with fleet_of_one(tmp_path, model=model, argv=argv) as fleet, serving(fleet) as at:
+        told = await ran("ollama_rest.mjs", at.url)
+
+    assert told["embeddings"] == [pytest.approx([0.6, 0.8])] * 2
+    assert told["embedding"] == [0.6, 0.8]
+    assert told["running"] == ["embedder:latest"]
+    assert (told["version"], told["family"]) == (SETTINGS.version, "llama")
+    assert told["pushed"].startswith("501: model 'embedder' is not pushed")
+    assert "model 'embedder' is not pushed" in told["pushing"]
+    assert told["scored"].startswith("404: ")
+    scripts = "".join(script.read_text() for script in CLIENTS.glob("ollama*.mjs"))
+    called = {name for name in told["methods"] if f"client.{name}(" in scripts}
+    assert set(told["methods"]) - called == INTERNAL | CLOUD

@@ -70,6 +70,7 @@ async def _prompts(child: RealChild, template: Recorded, **kwargs: str) -> dict[
         ("{{ .Messages }}", "prints messages whole"),
         ("{{ range .Messages }}{{ .Nope }}{{ end }}", "it uses .Nope of a message"),
         ("{{ range .Messages }}{{ . }}{{ end }}", "prints a message whole"),
+        ("{{ range $.Messages }}" * 3 + "{{ end }}" * 3, "ranges are nested deeper than 2"),
         ("{{ range .System }}{{ end }}{{ .Messages | len }}", "ranges over text"),
         ("{{ len .System }}{{ .Messages | len }}", "asks for the length of text"),
         ('{{ eq (len .Messages) "1" }}', "compares a number with text"),
@@ -82,6 +83,14 @@ async def _prompts(child: RealChild, template: Recorded, **kwargs: str) -> dict[
 def test_what_cannot_be_said_in_jinja_is_refused(source: str, says: str) -> None:
     with pytest.raises(BadTemplate, match=says):
         jinja(read(source))
+
+
+def test_ranges_may_follow_one_another_and_lie_within_one() -> None:
+    one = (
+        "{{ range .Messages }}{{ range $.Tools }}{{ end }}{{ range .ToolCalls }}{{ end }}{{ end }}"
+    )
+
+    assert jinja(read(one + one)).count("{%- for d") == 6
 
 
 def test_text_that_looks_like_jinja_stays_text() -> None:

@@ -106,11 +106,11 @@ def test_a_partial_answer_is_gone_on_with() -> None:
         ({"think": 5}, "invalid think value: 5"),
         ({"top_logprobs": 21}, "top_logprobs must be between 0 and 20"),
         ({"stream": "false"}, "ChatRequest.stream of type bool"),
-        ({"messages": [{"role": "user", "content": [1]}]}, "Message.content of type string"),
+        ({"messages": [{"role": "user", "content": [1]}]}, "messages.content of type string"),
         ({"messages": ["hi"]}, "ChatRequest.messages of type api.Message"),
         ({"tools": ["f"]}, "ChatRequest.tools of type api.Tool"),
         ({"messages": [{"role": "a", "tool_calls": [
-            {"function": {"name": "f", "arguments": "{}"}}]}]}, "ToolCallFunction.arguments"),
+            {"function": {"name": "f", "arguments": "{}"}}]}]}, ".tool_calls.function.arguments"),
         ({"messages": [{"role": "user", "images": ["!!"]}]}, "illegal base64"),
     ],
 )  # fmt: skip
@@ -134,7 +134,7 @@ def test_a_wrong_format_is_refused_as_ollama_does() -> None:
         ({"template": "{{ slice .Prompt 1 }}"}, "template error: it uses slice, which is not"),
         ({"template": "{{ .Prompt", "system": "s"}, "template error: an action is not closed"),
         ({"template": "{{ .Prompt }}", "images": ["iVBORw=="]}, "leave out template"),
-        ({"context": ["a"]}, "GenerateRequest.context of type []int"),
+        ({"context": ["a"]}, "GenerateRequest.context of type int"),
     ],
 )
 def test_a_wrong_generate_is_refused(fields: dict[str, Any], says: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from tests.fakes.chat_templates import QWEN
 from tests.fakes.fleet_of_one import fleet_of_one
 from tests.fakes.real_engine import engine
 from tests.fakes.serving import SETTINGS, serving
@@ -48,6 +49,19 @@ async def test_only_there_the_fingerprint_is_ollamas(
 
     assert ('"system_fingerprint":"fp_ollama"' in reply.text) is is_strict
     assert reply.text.count("fp_ollama") == reply.text.count('"system_fingerprint":"') * is_strict
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize("is_strict", [True, False])
+async def test_only_there_a_thought_has_ollamas_name(tmp_path: Path, is_strict: bool) -> None:
+    told = {"model": "smollm2", "messages": [{"role": "user", "content": "a"}], "stream": True}
+    thought = {"grammar": 'root ::= "a thought</think>b"'}
+    settings = replace(SETTINGS, ollama_strict=is_strict)
+    async with engine(tmp_path, template=QWEN, settings=settings) as (_, at):
+        reply = await at.client.post("/v1/chat/completions", json=told | thought)
+
+    names = ('"reasoning":"' in reply.text, '"reasoning_content":"' in reply.text)
+    assert names == (is_strict, not is_strict)
 
 
 @pytest.mark.parametrize(
