@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TypeVar
@@ -19,17 +18,18 @@ from inferenceosd.commands.recording import recorded_now
 from inferenceosd.door.listening import is_local
 from inferenceosd.door.lock import DoorLock, check_lock
 from inferenceosd.edits import until_written
+from inferenceosd.engine_desk import EngineDesk
 from inferenceosd.logs import configure_logging
 from inferenceosd.settings.changes import changed_settings, concerned_models, needs_restart
 from inferenceosd.settings.config import Config
 from inferenceosd.settings.error import ConfigError
-from planners.backends import Engine, RejectedEngine
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.layout.outlook import NamedTwice, Outlook, asking, each_once, grouped
 from planners.model import ModelId, ServedModel
 from planners.moving.by_hand import BadMove, ByHand
 from planners.moving.relief import ours_bytes
-from planners.reconcile import NO_ENGINE, launch_key
+from planners.reconcile import launch_key
+from proxy.admin.engines import EngineOrder, EnginesReport
 from proxy.admin.models import ModelsReport, models_report
 from proxy.admin.move_reports import migration_report, move_report, yield_report
 from proxy.admin.move_requests import MoveRequest, YieldRequest
@@ -41,11 +41,10 @@ from proxy.admin.status import DaemonReport, LockReport, StatusReport, status_re
 from proxy.errors import BadRequest, UnknownModel
 from proxy.telemetry.metrics import Metrics
 from supervisor.desired import Desired
-from supervisor.engines.backends import engines_key, find_engines
+from supervisor.engines.builds import BuildInUse, BuildsUnwritable, NoSuchBuild
 from supervisor.fleet import Fleet
 from supervisor.models.catalogue import Catalogue
 from supervisor.moving.pressure_watch import NoSuchPlace, Yielded
-from supervisor.patience import NoAnswer, PatientReader
 from supervisor.probe import HardwareProbe
 from supervisor.records.follower import Follower
 from supervisor.records.journal import Event
@@ -56,7 +55,6 @@ from supervisor.store.names import StoreName
 from supervisor.store.progress import Progress
 
 LOOK_S = 2.0  # cadence of looking whether keys or certificate changed
-ENGINES_S = 2.0  # to look whether a llama-server was replaced: a few stat calls
 SIGN_OF_LIFE_S = 5.0  # cadence of a stream on which nothing happens
 
 T = TypeVar("T")
@@ -92,9 +90,9 @@ class Control:
         self._reread = reread
         self._listen = ", ".join(listen)
         self._started_at = time.time()
-        self._engines: tuple[Engine, ...] | None = None
-        self._engines_key: tuple[str, ...] = ()
-        self._rejected: tuple[RejectedEngine, ...] = ()
+        self._desk = EngineDesk(
+            Path(config.state_dir), rollout=parts.fleet.rollout, journal=parts.records.journal
+        )
         self._changing = asyncio.Lock()
 
     @property
@@ -105,7 +103,7 @@ class Control:
     async def find_engines(self) -> None:
         """Try every llama-server there is and go by those that run."""
         async with self._changing:
-            await self._adopt_engines(self._config)
+            await self._desk.adopt(self._config)
             self._apply(self._config)
 
     async def retry_engines(self) -> None:
@@ -114,8 +112,12 @@ class Control:
         while True:
             await appeared.wait()
             appeared.clear()
-            if self._rejected:
+            if self._desk.rejected:
                 await self.find_engines()
+
+    async def follow_engines(self) -> None:
+        """For ever: go by other builds as they are switched in, or out after a trial."""
+        await self._desk.follow(self.find_engines)
 
     # What the admin door asks for.
 
@@ -125,8 +127,8 @@ class Control:
             self._daemon(),
             instances=self._parts.fleet.running(),
             hardware=self._parts.fleet.last_profile,
-            engines=self._engines or (),
-            rejected=self._rejected,
+            engines=self._desk.engines or (),
+            rejected=self._desk.rejected,
             broken=self._parts.catalogue.broken,
             now_s=monotonic(),
             learned=self._parts.records.history.learned,
@@ -254,6 +256,27 @@ class Control:
         for each in given:
             ours_there = ours.get(each.device_id, 0)
             yield yield_report(each, ours_bytes=ours_there, now_s=monotonic())
+
+    def engines(self) -> EnginesReport:
+        """Every build on disk."""
+        return self._desk.report()
+
+    async def decide_engine(self, order: EngineOrder) -> EnginesReport:
+        """Do it, and go by it at once."""
+        decide = {
+            "use": self._desk.use,
+            "pin": self._desk.pin,
+            "unpin": self._desk.unpin,
+            "remove": self._desk.remove,
+        }.get(order.action)
+        if decide is None:
+            raise BadRequest(f"{order.action!r} is no order for engines", param="action")
+        try:
+            decide(order.build)
+        except (NoSuchBuild, BuildInUse, BuildsUnwritable) as exc:
+            raise BadRequest(str(exc), param="build") from exc
+        await self.find_engines()
+        return self._desk.report()
 
     def retry(self, name: str) -> RetryReport:
         """Forget its failures: the next request tries it anew."""
@@ -384,8 +407,8 @@ class Control:
 
     async def _replace(self, config: Config) -> ReloadReport:
         before, parts = self._config, self._parts
-        if config.backends != before.backends or await self._were_upgraded(config):
-            await self._adopt_engines(config)
+        if config.backends != before.backends or await self._desk.were_upgraded(config):
+            await self._desk.adopt(config)
         parts.catalogue.reconfigure(
             dirs=config.model_dirs, rules=config.models, defaults=config.model_defaults
         )
@@ -404,7 +427,7 @@ class Control:
         return report
 
     def _apply(self, config: Config) -> None:
-        self._parts.probe.adopt(self._engines or (), config.placement)
+        self._parts.probe.adopt(self._desk.engines or (), config.placement)
         self._parts.fleet.apply(self._desired(config))
         self._parts.reconfigure_door(config)
 
@@ -412,44 +435,12 @@ class Control:
         """What the fleet goes by; rules for callers mean a key by its id or its name."""
         callers = config.fleet.callers.knowing(self._parts.lock.key_names)
         settings = replace(config.fleet, callers=callers)
-        return Desired(self._engines, config.placement, settings)
+        return Desired(self._desk.engines, config.placement, settings, self._desk.newcomers)
 
     def _concerned(self) -> tuple[str, ...]:
         fleet, rules = self._parts.fleet, self._config.placement
         keys = {served.model_id: launch_key(served, rules) for served in fleet.models()}
         return concerned_models(fleet.running(), keys)
-
-    async def _were_upgraded(self, config: Config) -> bool:
-        """Whether files of llama-servers changed since they were tried."""
-        return bool(self._engines_key) and await self._engines_on_disk(config) != self._engines_key
-
-    async def _engines_on_disk(self, config: Config) -> tuple[str, ...]:
-        """What tells of an upgrade; as before where the disk does not answer."""
-        state_dir = Path(self._at_start.state_dir)
-        look = partial(engines_key, config.backends, state_dir)
-        try:
-            return await PatientReader("engines", look, limit_s=ENGINES_S).read()
-        except NoAnswer:
-            return self._engines_key
-
-    async def _adopt_engines(self, config: Config) -> None:
-        self._engines_key = await self._engines_on_disk(config)
-        engines, rejected = await find_engines(
-            configured=config.backends, state_dir=Path(self._at_start.state_dir)
-        )
-        self._engines, self._rejected = engines, rejected
-        for refused in rejected:
-            log.warning("engine.refused", path=refused.path, reason=refused.reason)
-        for engine in engines:
-            names = [device.name for device in engine.devices]
-            log.info("engine.accepted", path=engine.path, backend=engine.backend, devices=names)
-        if not engines:
-            log.error("engine.missing", reason=NO_ENGINE)
-        self._parts.records.journal.record(
-            "engine.found" if engines else "engine.missing",
-            reason="; ".join(f"{r.path}: {r.reason}" for r in rejected),
-            paths=", ".join(engine.path for engine in engines),
-        )
 
     def _note_refused(self, exc: ConfigError) -> None:
         log.error("config.refused", reason=str(exc))
@@ -469,7 +460,7 @@ class Control:
             listen=self._listen,
             config_file=self._config.file,
             state_dir=self._at_start.state_dir,
-            has_tried_engines=self._engines is not None,
+            has_tried_engines=self._desk.engines is not None,
             lock=self._parts.lock.report(),
         )
 

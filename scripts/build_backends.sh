@@ -23,6 +23,7 @@ hardware for, and says what the others lack and how to get it.
   --one-variant      one CPU library, for AVX2 and newer, instead of one per CPU generation: half the time
   --cuda-arch LIST   for these GPUs alone, as CMake names them: "90" or "86;89"
   --keep N           leave the newest N builds of a backend (default: 3); current and pinned ones stay
+  --configure        have CMake look at tools and options, print the folder it did that in, and end
   --dry-run          print the commands and do nothing
   --list             list the builds under PREFIX, and which backends can be built here, and end
   -h, --help         print this
@@ -45,7 +46,7 @@ PROGRAM=build_backends.sh
 
 read_arguments() {
   backends='' prefix='' told_source=${LLAMA_CPP_SOURCE:-} told_commit='' repository=${LLAMA_CPP_REPOSITORY:-}
-  told_jobs='' variant=portable cuda_arch='' keep=3 dry_run='' list='' auto=''
+  told_jobs='' variant=portable cuda_arch='' keep=3 dry_run='' list='' auto='' only_configure=''
   while [ $# -gt 0 ]; do
     case "$1" in
       --prefix | --source | --commit | --repository | --jobs | --cuda-arch | --keep)
@@ -62,6 +63,7 @@ read_arguments() {
         shift ;;
       --native) variant=native ;;
       --one-variant) variant=one ;;
+      --configure) only_configure=yes ;;
       --dry-run) dry_run=yes ;;
       --list) list=yes ;;
       -h | --help) usage; exit 0 ;;
@@ -285,6 +287,12 @@ build() { # backend $1
   id=$(build_id "$1")
   tree=$work/trees/$1-$id project=$work/trees/$1-$id/project
   staging=$prefix/$1/.staging-$id
+  if [ -n "$only_configure" ]; then
+    fetch_source
+    configure "$1"
+    echo "configured: $tree"
+    return
+  fi
   if manifest check "$prefix/$1/$id" 2>/dev/null; then
     switch_to "$1" "$id"
     echo "up to date: $prefix/$1/$id"

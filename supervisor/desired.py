@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planners.backends import Engine
+from planners.rollout import Newcomer
 from planners.settings import FleetSettings, PlacementRules
 
 
@@ -16,6 +17,8 @@ class Desired:
     """None while they are still being tried: nothing is launched and nobody refused."""
     rules: PlacementRules
     settings: FleetSettings
+    newcomers: tuple[Newcomer, ...] = ()
+    """Engines that one model tries before the others move there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,6 +167,7 @@ def test_help_names_every_option_and_the_exit_codes(build: Build) -> None:
         "--one-variant",
         "--cuda-arch",
         "--keep",
+        "--configure",
         "--dry-run",
         "--list",
     ):
@@ -325,6 +326,15 @@ def test_a_build_is_tried_described_and_made_the_current_one(
     assert manifest["found"]["version"] != "unknown"
     assert manifest["files"] == {"bin/llama-server": digest}
     assert "--parallel 3" in calls(tmp_path)
+
+
+def test_configuring_alone_builds_and_installs_nothing(builder: Build, tmp_path: Path) -> None:
+    told = builder("--configure")
+
+    assert told.returncode == 0
+    assert told.stdout.splitlines()[-1].startswith(f"configured: {tmp_path}/work/trees/cpu-local-")
+    assert "--build" not in calls(tmp_path)
+    assert not (tmp_path / "engines" / "cpu" / "current").exists()
 
 
 def test_what_is_there_already_is_not_built_again(builder: Build, tmp_path: Path) -> None:
