@@ -4,7 +4,7 @@ set -euo pipefail
 
 usage() {
   cat <<'END'
-Usage: scripts/gpu_check.sh pack FOLDER [PYTHON_VERSION]   here: what the other machine needs, some 40 MB
+Usage: scripts/gpu_check.sh pack FOLDER [PYTHON_VERSION]   here: what the other machine needs, some 20 MB
        scripts/gpu_check.sh run FOLDER                     there: in a copy of this repository
 
 pack wants the source that scripts/build_backends.sh has fetched (any build, or --configure, does that). run needs the GPU's
