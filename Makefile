@@ -1,6 +1,8 @@
 # make demo   one real question answered by a real model, start to stop, in a temporary folder
 # make run    the daemon on 127.0.0.1:11434 with the quickstart engine and model, until Ctrl-C
 # make test   the tests, as CI runs them: two files at a time; WORKERS= for another number
+# make backends       engines from source: CPU, Vulkan, a CUDA kernel; what they run on and answer
+#                     (apt install cmake ninja-build g++ ccache qemu-user mesa-vulkan-drivers)
 # make check  format, lint, types, layers
 # make clients        llm-ollama, langchain-ollama and LiteLLM against the daemon, in .clients
 # make bench  the daemon against the bare llama-server
@@ -28,7 +30,7 @@ NODE_CLIENTS := tests/clients/node
 NODE_INSTALLED := $(NODE_CLIENTS)/node_modules/.package-lock.json
 INSTALL := $(PIP) install --no-deps --require-hashes
 
-.PHONY: demo run test check clients bench bench-relay bench-planner bench-speed bench-death bench-start bench-surface bench-migration soak clean
+.PHONY: demo run test backends check clients bench bench-relay bench-planner bench-speed bench-death bench-start bench-surface bench-migration soak clean
 
 demo: $(VENV)/.quickstart
 	@$(BIN)/python -m scripts.demo
@@ -38,6 +40,9 @@ run: $(VENV)/.quickstart
 
 test: $(VENV)/.dev $(VENV)/.quickstart $(NODE_INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0
+
+backends: $(VENV)/.dev $(VENV)/.quickstart
+	$(BIN)/python -m pytest -m build -s -o faulthandler_timeout=0 tests/backends
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -161,7 +161,7 @@ def _ignored(_: str) -> None:
 async def found_ground(folder: Path) -> Ground:
     """This machine, its engines and the quickstart model."""
     config = read_config(Options(state_dir=str(folder / "state")), environ={})
-    engines, _ = await find_engines(state_dir=folder)
+    engines = (await find_engines(state_dir=folder)).engines
     probe = HardwareProbe(engines, config.placement)
     model_dir = quickstart_model_dir()
     assert model_dir is not None, "make installs the quickstart model first"

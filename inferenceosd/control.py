@@ -18,8 +18,8 @@ from inferenceosd.commands.recording import recorded_now
 from inferenceosd.door.listening import is_local
 from inferenceosd.door.lock import DoorLock, check_lock
 from inferenceosd.edits import until_written
+from inferenceosd.engine_desk import EngineDesk
 from inferenceosd.happened import Happened
-from inferenceosd.known_engines import KnownEngines
 from inferenceosd.logs import configure_logging
 from inferenceosd.settings.changes import changed_settings, concerned_models, needs_restart
 from inferenceosd.settings.config import Config
@@ -31,6 +31,7 @@ from planners.model import ServedModel
 from planners.moving.by_hand import BadMove, ByHand
 from planners.moving.relief import ours_bytes
 from planners.reconcile import launch_key
+from proxy.admin.engines import EngineOrder, EnginesReport
 from proxy.admin.models import ModelsReport, models_report
 from proxy.admin.move_reports import migration_report, move_report, yield_report
 from proxy.admin.move_requests import MoveRequest, YieldRequest
@@ -42,6 +43,7 @@ from proxy.admin.status import DaemonReport, LockReport, StatusReport, status_re
 from proxy.errors import BadRequest, UnknownModel
 from proxy.telemetry.metrics import Metrics
 from supervisor.desired import Desired
+from supervisor.engines.builds import BuildInUse, BuildsUnwritable, NoSuchBuild
 from supervisor.fleet import Fleet
 from supervisor.models.catalogue import Catalogue
 from supervisor.moving.pressure_watch import NoSuchPlace, Yielded
@@ -84,8 +86,9 @@ class Control:
         self._reread = reread
         self._listen = ", ".join(listen)
         self._started_at = time.time()
-        journal, state_dir = parts.records.journal, Path(config.state_dir)
-        self._engines = KnownEngines(journal, state_dir=state_dir)
+        self._desk = EngineDesk(
+            Path(config.state_dir), rollout=parts.fleet.rollout, journal=parts.records.journal
+        )
         self._happened = Happened(parts.fleet, parts.records)
         self._changing = asyncio.Lock()
 
@@ -97,7 +100,7 @@ class Control:
     async def find_engines(self) -> None:
         """Try every llama-server there is and go by those that run."""
         async with self._changing:
-            await self._engines.find(self._config)
+            await self._desk.adopt(self._config)
             self._apply(self._config)
 
     async def retry_engines(self) -> None:
@@ -106,8 +109,12 @@ class Control:
         while True:
             await appeared.wait()
             appeared.clear()
-            if self._engines.rejected:
+            if self._desk.rejected:
                 await self.find_engines()
+
+    async def follow_engines(self) -> None:
+        """For ever: go by other builds as they are switched in, or out after a trial."""
+        await self._desk.follow(self.find_engines)
 
     # What the admin door asks for.
 
@@ -117,8 +124,8 @@ class Control:
             self._daemon(),
             instances=self._parts.fleet.running(),
             hardware=self._parts.fleet.last_profile,
-            engines=self._engines.tried or (),
-            rejected=self._engines.rejected,
+            engines=self._desk.engines or (),
+            rejected=self._desk.rejected,
             broken=self._parts.catalogue.broken,
             now_s=monotonic(),
             learned=self._parts.records.history.learned,
@@ -258,6 +265,27 @@ class Control:
             ours_there = ours.get(each.device_id, 0)
             yield yield_report(each, ours_bytes=ours_there, now_s=monotonic())
 
+    def engines(self) -> EnginesReport:
+        """Every build on disk."""
+        return self._desk.report()
+
+    async def decide_engine(self, order: EngineOrder) -> EnginesReport:
+        """Do it, and go by it at once."""
+        decide = {
+            "use": self._desk.use,
+            "pin": self._desk.pin,
+            "unpin": self._desk.unpin,
+            "remove": self._desk.remove,
+        }.get(order.action)
+        if decide is None:
+            raise BadRequest(f"{order.action!r} is no order for engines", param="action")
+        try:
+            decide(order.build)
+        except (NoSuchBuild, BuildInUse, BuildsUnwritable) as exc:
+            raise BadRequest(str(exc), param="build") from exc
+        await self.find_engines()
+        return self._desk.report()
+
     def retry(self, name: str) -> RetryReport:
         """Forget its failures: the next request tries it anew."""
         served = self._served(name)
@@ -346,8 +374,8 @@ class Control:
 
     async def _replace(self, config: Config) -> ReloadReport:
         before, parts = self._config, self._parts
-        if config.backends != before.backends or await self._engines.were_upgraded(config):
-            await self._engines.find(config)
+        if config.backends != before.backends or await self._desk.were_upgraded(config):
+            await self._desk.adopt(config)
         parts.catalogue.reconfigure(
             dirs=config.model_dirs,
             rules=config.models,
@@ -369,7 +397,7 @@ class Control:
         return report
 
     def _apply(self, config: Config) -> None:
-        self._parts.probe.adopt(self._engines.tried or (), config.placement)
+        self._parts.probe.adopt(self._desk.engines or (), config.placement)
         self._parts.fleet.apply(self._desired(config))
         self._parts.reconfigure_door(config)
 
@@ -377,7 +405,7 @@ class Control:
         """What the fleet goes by; rules for callers mean a key by its id or its name."""
         callers = config.fleet.callers.knowing(self._parts.lock.key_names)
         settings = replace(config.fleet, callers=callers)
-        return Desired(self._engines.tried, config.placement, settings)
+        return Desired(self._desk.engines, config.placement, settings, self._desk.newcomers)
 
     def _concerned(self) -> tuple[str, ...]:
         fleet, rules = self._parts.fleet, self._config.placement
@@ -402,6 +430,6 @@ class Control:
             listen=self._listen,
             config_file=self._config.file,
             state_dir=self._at_start.state_dir,
-            has_tried_engines=self._engines.tried is not None,
+            has_tried_engines=self._desk.engines is not None,
             lock=self._parts.lock.report(),
         )

@@ -18,6 +18,7 @@ from inferenceosd.commands import report
 from inferenceosd.commands.admin_client import EXIT_FAILED, WORK_S, Door, Query, fail
 from inferenceosd.commands.arguments import Duration, Name
 from inferenceosd.commands.create import create
+from inferenceosd.commands.engines import engines
 from inferenceosd.commands.following import show_stream
 from inferenceosd.commands.keys import key
 from inferenceosd.commands.moves import migrate, yield_memory
@@ -411,6 +412,7 @@ def forget(
 
 
 main.add_command(key)
+main.add_command(engines)
 main.add_command(migrate)
 main.add_command(yield_memory)
 main.add_command(run)

@@ -284,6 +284,7 @@ class _Daemon:
                 tasks.create_task(control.follow_lock(), name="lock"),
                 tasks.create_task(_find_engines(control), name="engines"),
                 tasks.create_task(control.retry_engines(), name="engines of late cards"),
+                tasks.create_task(control.follow_engines(), name="engines switched"),
             ]
             running = tasks.create_task(fleet.run(), name="fleet")
             await found_first(catalogue.scan(), self._stop.wait())

@@ -1,11 +1,18 @@
 """Which built llama-server to use for which devices."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec import Struct
 
 DEFAULT_ORDER = ("cuda", "hip", "metal", "vulkan", "cpu")
 """Vendor code before Vulkan, any GPU before the CPU."""
+
+FASTER = 1.1  # by a tenth: what is less may be the day's
+
+Speeds = Mapping[str, Mapping[str, float]]
+"""Engine → devices, as launch keys name them → decode tokens/s of one model that were measured."""
+_UNMEASURED: Speeds = MappingProxyType({})
 
 
 class EngineDevice(Struct, frozen=True):
@@ -48,10 +55,26 @@ class RejectedEngine(Struct, frozen=True):
     """One clause an operator can act on: "built for another CPU (SIGILL on its first decode)"."""
 
 
-def preferred(engines: Sequence[Engine], *, order: Sequence[str] = ()) -> tuple[Engine, ...]:
+def preferred(
+    engines: Sequence[Engine], *, order: Sequence[str] = (), measured: Speeds = _UNMEASURED
+) -> tuple[Engine, ...]:
     """All engines, best first: backends named in `order`, then the rest in DEFAULT_ORDER.
 
-    Engines of one backend keep the order in which they were found.
+    Engines of one backend keep the order in which they were found. One that `measured` shows to be
+    faster on the same devices goes before the other, unless `order` says otherwise of the two.
     """
     ranks = {backend: rank for rank, backend in enumerate(dict.fromkeys((*order, *DEFAULT_ORDER)))}
-    return tuple(sorted(engines, key=lambda engine: ranks.get(engine.backend, len(ranks))))
+    ranked: list[Engine] = []
+    for engine in sorted(engines, key=lambda each: ranks.get(each.backend, len(ranks))):
+        place = len(ranked)
+        while place and _goes_before(engine, ranked[place - 1], order, measured):
+            place -= 1
+        ranked.insert(place, engine)
+    return tuple(ranked)
+
+
+def _goes_before(engine: Engine, other: Engine, order: Sequence[str], measured: Speeds) -> bool:
+    if other.backend in order:
+        return False
+    ours, theirs = measured.get(engine.engine_id, {}), measured.get(other.engine_id, {})
+    return any(ours[devices] > theirs[devices] * FASTER for devices in ours.keys() & theirs.keys())

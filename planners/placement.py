@@ -35,7 +35,7 @@ from planners.layout.search import Search
 from planners.layout.threads import n_threads, threads_reason
 from planners.lessons.learning import taught
 from planners.lessons.rates import rates
-from planners.lessons.samples import NOTHING_LEARNED, Learned, key_of
+from planners.lessons.samples import NOTHING_LEARNED, Learned, key_of, measured_speeds
 from planners.memory import layer_devices
 from planners.model import ServedModel
 from planners.plan import DeviceBytes, LaunchPlan, Shortfall
@@ -118,7 +118,8 @@ def attempt_launch(
         allows_cpu_fallback=rules.allows_cpu_fallback,
         dry_runs=dry_runs,
     )
-    ranked = preferred(engines, order=rules.backends)
+    measured = measured_speeds(learned, served.info.digest)
+    ranked = preferred(engines, order=rules.backends, measured=measured)
     placed = search.best(ranked)
     if could_free:
         roomier = search.modest(freed(hardware, could_free)).undoubting().best(ranked)

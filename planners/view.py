@@ -141,5 +141,7 @@ class View(Struct, frozen=True):
     """Launch keys of running models whose launch as wanted did not come to serve."""
     told: Mapping[ModelId, str] = field(default_factory=dict)
     """Launch keys of pinned models that cannot be launched, which was told with nobody waiting."""
+    on_trial: frozenset[str] = frozenset()
+    """Engines that one model tries: no reason to launch it anew, nor for any other to go there."""
     broken: Mapping[ModelId, str] = field(default_factory=dict)
     """What is wrong with the files of models that run or are waited for, and are gone."""

@@ -4,139 +4,171 @@ set -euo pipefail
 
 usage() {
   cat <<'END'
-Usage: scripts/build_backends.sh cpu [options]
+Usage: scripts/build_backends.sh BACKEND... [options]
+       scripts/build_backends.sh auto [options]
        scripts/build_backends.sh --list [--prefix DIR]
 
-Builds llama-server from source and makes it the current one of its backend:
-PREFIX/cpu/<build id>/bin/llama-server, PREFIX/cpu/current -> <build id>.
+Builds llama-server from source, tries it, and makes it the current one of its backend:
+PREFIX/BACKEND/<build id>/bin/llama-server, PREFIX/BACKEND/current -> <build id>.
 
-  --prefix DIR     where builds are kept (default: the daemon's state folder, in engines/)
-  --source DIR     an unpacked llama.cpp instead of the pinned package (or LLAMA_CPP_SOURCE)
-  --work DIR       build here and keep it, to go on after an interruption (default: a temporary folder)
-  --jobs N         compile N files at once (default: as cores and memory allow)
-  --one-variant    one CPU library, for AVX2 and newer, instead of one per CPU generation: half the time
-  --dry-run        print the commands and do nothing
-  --list           list the builds under PREFIX and end
-  -h, --help       print this
+BACKEND is cpu, vulkan, cuda, hip or metal. auto builds those that this machine has the tools and the
+hardware for, and says what the others lack and how to get it.
+
+  --prefix DIR       where builds are kept (default: the daemon's state folder, in engines/)
+  --source DIR       an unpacked llama.cpp (or LLAMA_CPP_SOURCE) instead of the pinned one
+  --commit ID        this commit, 40 hex digits, by git
+  --repository URL   by git from there (or LLAMA_CPP_REPOSITORY) instead of upstream's
+  --jobs N           compile N files at once (default: as cores and memory allow)
+  --native           for this very machine and no other
+  --one-variant      one CPU library, for AVX2 and newer, instead of one per CPU generation: half the time
+  --cuda-arch LIST   for these GPUs alone, as CMake names them: "90" or "86;89"
+  --keep N           leave the newest N builds of a backend (default: 3); current and pinned ones stay
+  --configure        have CMake look at tools and options, print the folder it did that in, and end
+  --dry-run          print the commands and do nothing
+  --list             list the builds under PREFIX, and which backends can be built here, and end
+  -h, --help         print this
+
+Sources and object files are kept in INFERENCEOSD_BUILD_DIR, or inferenceosd/build in the cache folder, which makes the
+next build short and goes on where an interrupted one ended. ccache is used where it is installed.
 
 Exit codes: 0 built or up to date, 1 failed, 2 bad arguments. Needs cmake, a C++ compiler, make or ninja, Python.
 END
 }
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-COMMIT=0c1e57098bba # of requirements/llama.cpp.txt
-
-bad() { # the arguments are wrong
-  echo "build_backends.sh: $1; see --help" >&2
-  exit 2
-}
-
-fail() { # the machine is
-  echo "build_backends.sh: $1" >&2
-  exit 1
-}
-
-state_folder() { # as inferenceosd.platform_folders says
-  if [ -n "${STATE_DIRECTORY:-}" ]; then
-    echo "${STATE_DIRECTORY%%:*}"
-  elif [ "$(uname -s)" = Darwin ]; then
-    if [ "$(id -u)" = 0 ]; then
-      echo "/Library/Application Support/inferenceosd"
-    else
-      echo "$HOME/Library/Application Support/inferenceosd"
-    fi
-  elif [ "$(id -u)" = 0 ]; then
-    echo /var/lib/inferenceosd
-  else
-    case "${XDG_STATE_HOME:-}" in
-      /*) echo "$XDG_STATE_HOME/inferenceosd" ;;
-      *) echo "$HOME/.local/state/inferenceosd" ;;
-    esac
-  fi
-}
+PROGRAM=build_backends.sh
+# shellcheck source=build/folders.sh
+. "$HERE/build/folders.sh"
+# shellcheck source=build/toolchain.sh
+. "$HERE/build/toolchain.sh"
+# shellcheck source=build/source.sh
+. "$HERE/build/source.sh"
 
 read_arguments() {
-  backend='' prefix='' source_dir=${LLAMA_CPP_SOURCE:-} work='' jobs='' one_variant=OFF dry_run='' list=''
+  backends='' prefix='' told_source=${LLAMA_CPP_SOURCE:-} told_commit='' repository=${LLAMA_CPP_REPOSITORY:-}
+  told_jobs='' variant=portable cuda_arch='' keep=3 dry_run='' list='' auto='' only_configure=''
   while [ $# -gt 0 ]; do
     case "$1" in
-      --prefix | --source | --work | --jobs)
+      --prefix | --source | --commit | --repository | --jobs | --cuda-arch | --keep)
         [ $# -ge 2 ] && [ -n "$2" ] || bad "$1 needs a value"
         case "$1" in
           --prefix) prefix=$2 ;;
-          --source) source_dir=$2 ;;
-          --work) work=$2 ;;
-          --jobs) jobs=$2 ;;
+          --source) told_source=$2 ;;
+          --commit) told_commit=$2 ;;
+          --repository) repository=$2 ;;
+          --jobs) told_jobs=$2 ;;
+          --cuda-arch) cuda_arch=$2 ;;
+          --keep) keep=$2 ;;
         esac
         shift ;;
-      --one-variant) one_variant=ON ;;
+      --native) variant=native ;;
+      --one-variant) variant=one ;;
+      --configure) only_configure=yes ;;
       --dry-run) dry_run=yes ;;
       --list) list=yes ;;
       -h | --help) usage; exit 0 ;;
       -*) bad "$1 is no option" ;;
-      cpu) backend=$1 ;;
-      *) bad "'$1' is no backend that can be built yet; there is: cpu" ;;
+      auto) auto=yes ;;
+      *)
+        case " $ALL_BACKENDS " in *" $1 "*) ;; *) bad "'$1' is no backend; there are: $ALL_BACKENDS" ;; esac
+        backends="$backends $1" ;;
     esac
     shift
   done
-  case "$jobs" in
-    '' | [1-9] | [1-9][0-9] | [1-9][0-9][0-9]) ;;
-    *) bad "--jobs $jobs: a number from 1 to 999 is wanted" ;;
+  check_arguments
+}
+
+check_arguments() {
+  is_number "$told_jobs" || [ -z "$told_jobs" ] || bad "--jobs $told_jobs: a number from 1 to 999 is wanted"
+  is_number "$keep" || bad "--keep $keep: a number from 1 to 999 is wanted"
+  case "$told_commit" in
+    *[!0-9a-f]*) bad "--commit $told_commit: 40 hex digits are wanted" ;;
+    *) [ -z "$told_commit" ] || [ ${#told_commit} = 40 ] || bad "--commit $told_commit: 40 hex digits are wanted" ;;
   esac
+  case "$cuda_arch" in *[!0-9a-z\;-]*) bad "--cuda-arch $cuda_arch: numbers parted by ; are wanted" ;; esac
   prefix=${prefix:-$(state_folder)/engines}
-  [ -n "$list" ] || [ -n "$backend" ] || bad "name a backend: cpu"
-  [ -z "$source_dir" ] || [ -f "$source_dir/ggml/CMakeLists.txt" ] ||
-    bad "--source $source_dir holds no llama.cpp"
+  [ -z "$told_source" ] || [ -f "$told_source/ggml/CMakeLists.txt" ] || bad "--source $told_source holds no llama.cpp"
+  [ -z "$auto" ] || [ -z "$backends" ] || bad "auto names all backends; leave out$backends"
+  [ -n "$list$auto$backends" ] || bad "name a backend: $ALL_BACKENDS, or auto"
+}
+
+is_number() {
+  case "$1" in
+    [1-9] | [1-9][0-9] | [1-9][0-9][0-9]) ;;
+    *) return 1 ;;
+  esac
+}
+
+builds_of() { # ids under PREFIX/BACKEND, newest first
+  # shellcheck disable=SC2012 # ids are ours: letters, digits and dashes
+  (cd "$prefix/$1" 2>/dev/null && ls -td -- */bin/llama-server 2>/dev/null) | cut -d/ -f1 | grep -v -x -e current -e pinned || true
+}
+
+link_of() { # the build that PREFIX/BACKEND/NAME points at
+  readlink "$prefix/$1/$2" 2>/dev/null || true
 }
 
 list_builds() {
-  local found='' binary id current
-  for binary in "$prefix"/*/*/bin/llama-server; do
-    [ -x "$binary" ] || continue
-    id=$(dirname "$(dirname "$binary")")
-    [ "$(basename "$id")" != current ] || continue
-    current=$(readlink "$(dirname "$id")/current" || true)
-    found=yes
-    printf '%s %s%s\n' "$(basename "$(dirname "$id")")" "$(basename "$id")" \
-      "$([ "$current" = "$(basename "$id")" ] && echo ' (current)')"
+  local found='' backend id notes
+  for backend in $ALL_BACKENDS; do
+    for id in $(builds_of "$backend" | LC_ALL=C sort); do
+      found=yes notes=''
+      [ "$(link_of "$backend" current)" != "$id" ] || notes="$notes (current)"
+      [ "$(link_of "$backend" pinned)" != "$id" ] || notes="$notes (pinned)"
+      [ ! -e "$prefix/$backend/$id.failed" ] || notes="$notes (failed)"
+      echo "$backend $id$notes"
+    done
   done
   [ -n "$found" ] || echo "no builds under $prefix"
-}
-
-find_python() {
-  local candidate
-  for candidate in "${PYTHON:-}" "$HERE/.venv/bin/python" python3; do
-    if [ -n "$candidate" ] && "$candidate" -m pip --version >/dev/null 2>&1; then
-      echo "$candidate"
-      return
-    fi
+  echo "can be built here:"
+  for backend in $ALL_BACKENDS; do
+    echo "  $backend: $(why_not "$backend" || echo yes)"
   done
 }
 
-check_tools() {
-  local missing='' get='apt install' compiler=g++ pip=python3-pip
-  if [ "$(uname -s)" = Darwin ]; then
-    get='brew install' compiler=llvm pip=python
-  fi
-  command -v cmake >/dev/null || missing="$missing, cmake ($get cmake)"
-  command -v "${CXX:-c++}" >/dev/null || missing="$missing, a C++ compiler ($get $compiler)"
-  command -v ninja >/dev/null || command -v make >/dev/null || missing="$missing, make ($get make)"
-  python=$(find_python)
-  [ -n "$python" ] || missing="$missing, Python with pip ($get $pip)"
-  [ -z "$missing" ] || fail "this build needs ${missing#, }"
+missing_line() { # what a backend lacks, in one line; nothing where nothing
+  "missing_for" "$1" | awk 'NR > 1 {printf ", "} {printf "%s", $0}'
 }
 
-default_jobs() { # one per core, but 1 GiB of memory for each and 1 GiB for the rest of the machine
-  local cores kib by_memory
-  if [ -r /proc/meminfo ]; then
-    cores=$(nproc)
-    kib=$(awk '/^MemAvailable:/ {print $2}' /proc/meminfo)
+why_not() { # prints why a backend is not built by auto; fails where it is
+  local missing no_use
+  missing=$(missing_line "$1")
+  no_use=$(no_use_for "$1")
+  if [ -n "$missing" ] && [ -n "$no_use" ]; then
+    echo "no: $no_use; for another machine it would need $missing"
+  elif [ -n "$missing" ]; then
+    echo "no: it needs $missing"
+  elif [ -n "$no_use" ]; then
+    echo "no: $no_use; by name it is built for another machine"
   else
-    cores=$(sysctl -n hw.ncpu)
-    kib=$(($(sysctl -n hw.memsize) / 2048)) # half of it: macOS has no figure for what is available
+    return 1
   fi
-  by_memory=$(((kib - 1048576) / 1048576))
-  [ "$by_memory" -ge 1 ] || by_memory=1
-  echo $((cores < by_memory ? cores : by_memory))
+}
+
+choose_backends() {
+  local backend
+  [ -n "$auto" ] || return 0
+  for backend in $ALL_BACKENDS; do
+    if why_not "$backend" >/dev/null; then
+      echo "$backend: $(why_not "$backend")"
+    else
+      backends="$backends $backend"
+    fi
+  done
+  [ -n "$backends" ] || fail "nothing can be built here; see above"
+}
+
+require_tools() {
+  local backend missing
+  for backend in $backends; do
+    missing=$(missing_line "$backend")
+    [ -z "$missing" ] && continue
+    if [ -n "$dry_run" ]; then
+      echo "# $backend needs $missing"
+    else
+      fail "$backend needs $missing"
+    fi
+  done
 }
 
 run() {
@@ -149,52 +181,70 @@ run() {
 
 short_hash() { "$python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:12])'; }
 
-build_id() { # changes with the source, the options, the compiler and this table
-  local origin=$COMMIT
-  [ -z "$source_dir" ] || origin=$(cd "$source_dir" && find . -name .git -prune -o -type f -exec cksum {} + | LC_ALL=C sort | short_hash)
-  echo "$COMMIT_NAME-$({
-    echo "$origin $backend $one_variant $(uname -sm)"
-    "${CXX:-c++}" --version
+this_cpu() { # what a native build is for
+  if is_mac; then
+    sysctl -n machdep.cpu.brand_string
+  else
+    grep -m2 -E '^(model name|flags|Features)' /proc/cpuinfo
+  fi
+}
+
+build_id() { # changes with the source, the options, the tools and our table
+  echo "${commit:0:12}-$({
+    echo "$source_origin $1 $variant $cuda_arch"
+    [ "$variant" != native ] || this_cpu
+    toolchain_versions "$1"
     cat "$HERE/build/llama.cpp.cmake"
   } | short_hash)"
 }
 
-fetch_source() {
-  [ -z "$source_dir" ] || return 0
-  source_dir=$work/source
-  [ -z "$dry_run" ] && [ -f "$source_dir/ggml/CMakeLists.txt" ] && return 0
-  echo "fetching the source of llama.cpp $COMMIT"
-  run mkdir -p "$work/package"
-  run "$python" -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
-    --no-binary llama-cpp-python --dest "$work/package" --requirement "$HERE/requirements/llama.cpp.txt" ||
-    fail "pip could not fetch the source; --source DIR takes an unpacked llama.cpp"
-  run rm -rf "$source_dir.new" "$source_dir"
-  run mkdir -p "$source_dir.new"
-  # Without its .git: a submodule's, it points at a parent that the package does not carry.
-  run tar -xzf "$work/package/llama_cpp_python-0.3.36.tar.gz" -C "$source_dir.new" --strip-components=3 \
-    --exclude '*/.git' llama_cpp_python-0.3.36/vendor/llama.cpp || fail "the source cannot be unpacked into $work"
-  run mv "$source_dir.new" "$source_dir"
+options_of() { # what CMake is told of a backend, one argument a line
+  local flags="\"-ffile-prefix-map=$source_dir=llama.cpp\" \"-ffile-prefix-map=$tree=build\""
+  # Paths of this machine stay out of the binaries, which makes equal sources equal files.
+  printf '%s\n' -DCMAKE_BUILD_TYPE=Release "-DCMAKE_C_FLAGS=$flags" "-DCMAKE_CXX_FLAGS=$flags" \
+    "-DIOS_SOURCE_DIR=$source_dir" "-DIOS_BUILD_COMMIT=${commit:0:12}" "-DIOS_BACKEND=$1" "-DIOS_VARIANT=$variant"
+  [ -z "$cuda_arch" ] || printf '%s\n' "-DCMAKE_CUDA_ARCHITECTURES=$cuda_arch"
+  toolchain_arguments "$1"
+  command -v ninja >/dev/null && printf '%s\n' -GNinja
+  # A native build means something else on each machine that shares the cache.
+  if [ "$variant" != native ] && command -v ccache >/dev/null; then
+    printf '%s\n' -DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache
+    case "$1" in
+      cuda) printf '%s\n' -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache ;;
+      hip) printf '%s\n' -DCMAKE_HIP_COMPILER_LAUNCHER=ccache ;;
+    esac
+  fi
 }
 
 configure() {
-  local generator=() launcher=()
-  command -v ninja >/dev/null && generator=(-G Ninja)
-  command -v ccache >/dev/null && launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-  # Paths of this machine stay out of the binaries, which makes equal sources equal files.
-  local flags="\"-ffile-prefix-map=$source_dir=llama.cpp\" \"-ffile-prefix-map=$tree=build\""
+  local line options=()
+  while IFS= read -r line; do options+=("$line"); done <<END
+$(options_of "$1")
+END
   run mkdir -p "$project"
   [ -n "$dry_run" ] || printf 'cmake_minimum_required(VERSION 3.21)\nproject(ios_llama C CXX)\ninclude("%s")\n' \
     "$HERE/build/llama.cpp.cmake" >"$project/CMakeLists.txt"
-  # ${array[@]+…}: bash before 4.4 takes an empty array for an unset one.
-  run env GIT_CEILING_DIRECTORIES="$(dirname "$source_dir")" cmake -Wno-dev -S "$project" -B "$tree" \
-    ${generator[@]+"${generator[@]}"} ${launcher[@]+"${launcher[@]}"} \
-    -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_FLAGS="$flags" -DCMAKE_CXX_FLAGS="$flags" \
-    -DIOS_SOURCE_DIR="$source_dir" -DIOS_BUILD_COMMIT="$COMMIT_NAME" -DIOS_ONE_VARIANT="$one_variant" ||
-    fail "cmake could not configure llama.cpp; see above"
+  run env GIT_CEILING_DIRECTORIES="$(dirname "$source_dir")" cmake -Wno-dev -S "$project" -B "$tree" "${options[@]}" ||
+    fail "cmake could not configure llama.cpp for $1; see above"
+}
+
+manifest() { # tries a build and writes down what it is, or checks one
+  local command=$1 folder=$2
+  shift 2
+  (cd "$HERE" && "$python" -m scripts.engine_manifest "$command" "$folder" "$@")
+}
+
+manifest_of() { # the same for a fresh build of backend $1 in $2
+  local line facts=()
+  while IFS= read -r line; do facts+=("--option=$line"); done <<END
+$(options_of "$1" | grep -v -e ccache -e prefix-map -e '^-G')
+END
+  manifest write "$2" --backend "$1" --build-id "$id" --commit "$commit" --source "$source_kind" \
+    --repository "${repository:-$UPSTREAM}" --toolchain "$(toolchain_versions "$1")" --cmake "$(cmake --version | head -1)" "${facts[@]}"
 }
 
 switch_to() { # one rename: a daemon sees the old build or the new one, never none
-  "$python" - "$prefix/$backend" "$1" <<'END'
+  "$python" - "$prefix/$1" "$2" <<'END'
 import os, sys
 folder, build = sys.argv[1:]
 link = os.path.join(folder, f".current-{os.getpid()}")
@@ -203,24 +253,101 @@ os.replace(link, os.path.join(folder, "current"))
 END
 }
 
-build() {
-  local id staging
-  id=$(build_id)
-  staging=$prefix/$backend/.staging-$id
-  if [ -x "$prefix/$backend/$id/bin/llama-server" ]; then
-    switch_to "$id"
-    echo "up to date: $prefix/$backend/$id"
+is_running() { # whether a process runs out of the build in $1
+  local program
+  for program in /proc/[0-9]*/exe; do
+    case "$(readlink "$program" 2>/dev/null)" in "$1"/bin/*) return 0 ;; esac
+  done
+  return 1
+}
+
+forget_old_builds() { # of backend $1, but for the newest, current, pinned and running ones
+  local number=0 old real
+  real=$(cd "$prefix/$1" && pwd -P)
+  for old in $(builds_of "$1"); do
+    number=$((number + 1))
+    [ "$number" -gt "$keep" ] || continue
+    case "$old" in "$(link_of "$1" current)" | "$(link_of "$1" pinned)") continue ;; esac
+    ! is_running "$real/$old" || continue
+    echo "removing $prefix/$1/$old: $keep newer ones are there"
+    rm -rf "${prefix:?}/$1/$old" "${prefix:?}/$1/$old.failed"
+  done
+}
+
+forget_old_trees() { # object files of builds that nobody made for long
+  # shellcheck disable=SC2012 # as above
+  (cd "$work/trees" && ls -td -- "$1"-*) | tail -n "+$((keep + 1))" | while IFS= read -r old; do
+    rm -rf "${work:?}/trees/$old"
+  done
+}
+
+build() { # backend $1
+  local id staging jobs=${told_jobs:-$(default_jobs "$1")}
+  find_tools "$1"
+  id=$(build_id "$1")
+  tree=$work/trees/$1-$id project=$work/trees/$1-$id/project
+  staging=$prefix/$1/.staging-$id
+  if [ -n "$only_configure" ]; then
+    fetch_source
+    configure "$1"
+    echo "configured: $tree"
+    return
+  fi
+  if manifest check "$prefix/$1/$id" 2>/dev/null; then
+    switch_to "$1" "$id"
+    echo "up to date: $prefix/$1/$id"
     return
   fi
   fetch_source
-  configure
-  cmake --build "$tree" --parallel "$jobs" --target ios || fail "llama.cpp did not compile; see above"
+  configure "$1"
+  touch "$tree"
+  cmake --build "$tree" --parallel "$jobs" --target ios || fail "llama.cpp did not compile for $1; see above"
   rm -rf "$staging"
   cmake --install "$tree" --component ios --strip --prefix "$staging" || fail "cannot write into $prefix"
-  "$staging/bin/llama-server" --version || fail "the new llama-server does not start; $prefix/$backend/current stays as it was"
-  mv "$staging" "$prefix/$backend/$id"
-  switch_to "$id"
-  echo "built: $prefix/$backend/$id"
+  if ! manifest_of "$1" "$staging"; then
+    rm -rf "$staging"
+    fail "the new llama-server for $1 is of no use here; $prefix/$1/current stays as it was"
+  fi
+  rm -rf "${prefix:?}/$1/$id" "${prefix:?}/$1/$id.failed"
+  mv "$staging" "$prefix/$1/$id"
+  switch_to "$1" "$id"
+  echo "built: $prefix/$1/$id"
+  forget_old_builds "$1"
+  forget_old_trees "$1"
+}
+
+find_tools() { # of a backend, into variables of this shell: missing_for ran in another
+  case "$1" in
+    vulkan) find_vulkan ;;
+    cuda) find_cuda ;;
+  esac
+}
+
+print_commands() {
+  local backend jobs
+  echo "# prefix: $prefix"
+  fetch_source
+  for backend in $backends; do
+    find_tools "$backend"
+    jobs=${told_jobs:-$(default_jobs "$backend")}
+    tree=$work/trees/$backend project=$work/trees/$backend/project
+    configure "$backend"
+    run cmake --build "$tree" --parallel "$jobs" --target ios
+    run cmake --install "$tree" --component ios --strip --prefix "$prefix/$backend/<build id>"
+  done
+}
+
+take_turn() { # one builder at a time in folder $1, whose lock file is open as $2: waits for the other one
+  # The lock is of the open file, which stays open in this shell when Python has ended.
+  "$python" - "$1" "$2" <<'END' || fail "cannot lock $1"
+import fcntl, sys
+folder, lock = sys.argv[1], int(sys.argv[2])
+try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    print(f"waiting for another build in {folder}", flush=True)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+END
 }
 
 main() {
@@ -229,31 +356,30 @@ main() {
     list_builds
     return
   fi
-  [ -z "$source_dir" ] || source_dir=$(cd "$source_dir" && pwd)
-  COMMIT_NAME=$([ -n "$source_dir" ] && echo local || echo "$COMMIT")
-  jobs=${jobs:-$(default_jobs)}
+  work=$(build_folder)
+  choose_backends
+  require_tools
+  python=$(find_python)
+  python=${python:-python3}
+  choose_source
   if [ -n "$dry_run" ]; then
-    python=$(find_python)
-    python=${python:-python3} work=${work:-/tmp/llama.cpp}
-    project=$work/project tree=$work/$backend
-    echo "# prefix: $prefix"
-    fetch_source
-    configure
-    run cmake --build "$tree" --parallel "$jobs" --target ios
-    run cmake --install "$tree" --component ios --strip --prefix "$prefix/$backend/<build id>"
+    print_commands
     return
   fi
-  check_tools
-  mkdir -p "$prefix/$backend" || fail "cannot write into $prefix; --prefix DIR names another folder"
-  if [ -z "$work" ]; then
-    work=$(mktemp -d "${TMPDIR:-/tmp}/llama.cpp.XXXXXX")
-    trap 'rm -rf "$work"' EXIT
-  else
-    mkdir -p "$work"
-    work=$(cd "$work" && pwd)
-  fi
-  project=$work/project tree=$work/$backend-$one_variant
-  build
+  local backend
+  for backend in $backends; do
+    mkdir -p "$prefix/$backend" || fail "cannot write into $prefix; --prefix DIR names another folder"
+  done
+  mkdir -p "$work/trees" "$work/source" || fail "cannot write into $work; INFERENCEOSD_BUILD_DIR names another folder"
+  prefix=$(cd "$prefix" && pwd)
+  work=$(cd "$work" && pwd)
+  [ "$source_kind" = folder ] || source_dir=$work/source/$commit
+  exec 8>"$prefix/.lock" 9>"$work/.lock"
+  take_turn "$prefix" 8
+  take_turn "$work" 9
+  for backend in $backends; do
+    build "$backend"
+  done
 }
 
-main "$@"
+main "$@"; exit # what is edited meanwhile is not read

@@ -6,6 +6,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from planners.backends import Engine
+from planners.rollout import Newcomer
 from planners.settings import FleetSettings, PlacementRules
 
 
@@ -16,6 +17,8 @@ class Desired(Struct, frozen=True):
     """None while they are still being tried: nothing is launched and nobody refused."""
     rules: PlacementRules
     settings: FleetSettings
+    newcomers: tuple[Newcomer, ...] = ()
+    """Engines that one model tries before the others move there."""
 
 
 class Ground(Struct, frozen=True):

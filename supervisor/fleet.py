@@ -37,6 +37,7 @@ from planners.view import LineSeen, Observed, View
 from planners.waiting.line import Priority
 from supervisor.children.child_logs import ChildLog
 from supervisor.desired import Desired, Ground
+from supervisor.engines.rollout import Rollout, Tried
 from supervisor.instance import Instance, Shop, Trial
 from supervisor.leases.lease import Lease, ModelUnavailable
 from supervisor.leases.lease_book import LeaseBook
@@ -114,6 +115,7 @@ class Fleet:
         self._shop = self._new_shop(ground, leaving=leaving, heard_bytes=heard_bytes)
         self.moving = self._new_moving()
         self.pressure = self._new_pressure()
+        self.rollout = self._new_rollout()
 
     def _new_prospects(self) -> Prospects:
         return Prospects(
@@ -155,6 +157,18 @@ class Fleet:
         )
         return PressureWatch(watched)
 
+    def _new_rollout(self) -> Rollout:
+        tried = Tried(
+            newcomers=lambda: self._desired.newcomers,
+            running=self.running,
+            moving=lambda: self.moving.models,
+            instance=lambda seen: self._instances.get(seen.instance_id),
+            launches=self._history.launches,
+            move=self.moving.moved,
+            journal=self._journal,
+        )
+        return Rollout(tried)
+
     def _new_shop(
         self, ground: Ground, *, leaving: Callable[[str], None], heard_bytes: Callable[[str], int]
     ) -> Shop:
@@ -191,10 +205,12 @@ class Fleet:
             asking = tasks.create_task(self._probe.attend(self.look), name="rpc servers")
             loop = tasks.create_task(self._look_forever(tasks), name="fleet loop")
             watching = tasks.create_task(self.pressure.run(), name="memory pressure")
+            trying = tasks.create_task(self.rollout.run(), name="engines on trial")
             await self._stopping.wait()
             loop.cancel()  # it may be waiting for a driver that hangs
             asking.cancel()
             watching.cancel()
+            trying.cancel()
             self._preflights.stop()
             self.hurry(within_s=self._desired.settings.drain_s)
         self._shop.kept_slots.clear()
@@ -218,6 +234,7 @@ class Fleet:
         self._desired = desired
         self._book.max_waiting = desired.settings.max_waiting
         self._machine.outdate()
+        self.rollout.look()
         self.look()
 
     # What callers ask for.
@@ -315,6 +332,8 @@ class Fleet:
         """A request under `lease` was answered: the model can run."""
         if instance := self._instances.get(lease.instance_id):
             instance.answered(lease.socket_path)
+        if lease.plan is not None:
+            self.rollout.answered(lease.plan.engine_id)
 
     def resumed(
         self, lease: Lease, *, cause: str, way: str, pause_s: float, n_computed: int
@@ -439,6 +458,7 @@ class Fleet:
             moving=self.moving.models,
             resting=self.moving.resting(now_s),
             unmoved=dict(self.moving.unmoved),
+            on_trial=frozenset(new.engine.engine_id for new in self._desired.newcomers),
         )
 
     def _wanted_contexts(self) -> dict[ModelId, int]:
@@ -542,7 +562,9 @@ class Fleet:
         )
 
     def _engine(self, plan: LaunchPlan) -> Engine:
-        return next(e for e in self._desired.engines or () if e.engine_id == plan.engine_id)
+        desired = self._desired
+        there = (*(desired.engines or ()), *(newcomer.engine for newcomer in desired.newcomers))
+        return next(engine for engine in there if engine.engine_id == plan.engine_id)
 
     def _refuse(self, refusal: Refuse) -> None:
         model_id, reason = refusal.model_id, refusal.reason

@@ -1,3 +1,6 @@
+import fcntl
+import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +14,20 @@ from inferenceosd.platform_folders import Platform, state_folder
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "build_backends.sh"
+SHELL_FILES = (
+    SCRIPT,
+    ROOT / "scripts" / "fetch_toolchain.sh",
+    *sorted((ROOT / "build").glob("*.sh")),
+)
+FAKE = ROOT / "tests" / "fakes" / "llama_server.py"
+CMAKE = """#!/bin/sh
+echo "$@" >>"$(dirname "$0")/calls"
+case "$*" in
+  *--version*) echo "cmake version 3.25.1" ;;
+  *--install*) for last; do :; done; mkdir -p "$last/bin"; cp "{fake}" "$last/bin/llama-server" ;;
+esac
+"""
+SIGILL = '{"sigill": true}'
 
 Build = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -46,6 +63,45 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def builder(build: Build, source: Path, tmp_path: Path) -> Build:
+    """The same where CMake and the compiler are at once done: what comes out is the fake server."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name, text in {"cmake": CMAKE.format(fake=FAKE), "c++": "#!/bin/sh\necho c++ 12\n"}.items():
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        usual = {
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "LLAMA_CPP_SOURCE": str(source),
+            "INFERENCEOSD_BUILD_DIR": str(tmp_path / "work"),
+        }
+        prefix = ("--prefix", str(tmp_path / "engines"))
+        return build("cpu", *prefix, *arguments, **(usual | environment))
+
+    return run
+
+
+def current(tmp_path: Path) -> Path:
+    """The build that is in force."""
+    return (tmp_path / "engines" / "cpu" / "current").resolve(strict=True)
+
+
+def calls(tmp_path: Path) -> str:
+    """What CMake was asked for, one line each."""
+    return (tmp_path / "tools" / "calls").read_text()
+
+
+def git(*arguments: str, cwd: Path) -> str:
+    named = ("-c", "user.name=x", "-c", "user.email=x@y", *arguments)
+    told = subprocess.run(
+        ["git", *named], cwd=cwd, capture_output=True, text=True, timeout=30, check=True
+    )
+    return told.stdout.strip()
+
+
 def installed(prefix: Path, build_id: str) -> None:
     binary = prefix / "cpu" / build_id / "bin" / "llama-server"
     binary.parent.mkdir(parents=True)
@@ -64,8 +120,27 @@ def installed(prefix: Path, build_id: str) -> None:
         (("cpu", "--jobs", "many"), "--jobs many"),
         (("cpu", "--prefix", ""), "--prefix"),
         (("cpu", "--source", "/nonexistent"), "/nonexistent"),
+        (("cpu", "--commit", "0c1e57"), "--commit 0c1e57"),
+        (("cpu", "--commit", "x" * 40), "--commit xxx"),
+        (("cpu", "--keep", "0"), "--keep 0"),
+        (("cuda", "--cuda-arch", "$(id)"), "--cuda-arch"),
+        (("auto", "cpu"), "auto"),
     ],
-    ids=["none", "backend", "option", "no-value", "zero", "words", "empty", "no-source"],
+    ids=[
+        "none",
+        "backend",
+        "option",
+        "no-value",
+        "zero",
+        "words",
+        "empty",
+        "no-source",
+        "short-commit",
+        "no-commit",
+        "keep-none",
+        "arch",
+        "auto-and-more",
+    ],
 )
 def test_bad_arguments_are_named_in_one_line_with_exit_code_2(
     build: Build, arguments: tuple[str, ...], names: str
@@ -85,9 +160,14 @@ def test_help_names_every_option_and_the_exit_codes(build: Build) -> None:
     for word in (
         "--prefix",
         "--source",
-        "--work",
+        "--commit",
+        "--repository",
         "--jobs",
+        "--native",
         "--one-variant",
+        "--cuda-arch",
+        "--keep",
+        "--configure",
         "--dry-run",
         "--list",
     ):
@@ -98,12 +178,14 @@ def test_help_names_every_option_and_the_exit_codes(build: Build) -> None:
 def test_a_dry_run_prints_the_commands_and_touches_nothing(build: Build, tmp_path: Path) -> None:
     prefix, work = tmp_path / "engines", tmp_path / "work"
 
-    told = build("cpu", "--dry-run", "--jobs", "3", "--prefix", str(prefix), "--work", str(work))
+    told = build(
+        "cpu", "--dry-run", "--jobs", "3", "--prefix", str(prefix), INFERENCEOSD_BUILD_DIR=str(work)
+    )
 
     assert told.returncode == 0
     assert "-m pip download" in told.stdout
     assert "--require-hashes" in told.stdout
-    assert f"-DIOS_SOURCE_DIR={work}/source" in told.stdout
+    assert f"-DIOS_SOURCE_DIR={work}/source/0c1e57098bba" in told.stdout
     assert "--parallel 3 --target ios" in told.stdout
     assert not prefix.exists()
     assert not work.exists()
@@ -118,9 +200,18 @@ def test_a_source_on_disk_is_built_without_fetching(build: Build, source: Path) 
     assert by_variable.stdout == by_option.stdout
 
 
-def test_one_variant_is_passed_to_cmake(build: Build) -> None:
-    assert "-DIOS_ONE_VARIANT=OFF" in build("cpu", "--dry-run").stdout
-    assert "-DIOS_ONE_VARIANT=ON" in build("cpu", "--dry-run", "--one-variant").stdout
+@pytest.mark.parametrize(
+    ("option", "variant"),
+    [((), "portable"), (("--one-variant",), "one"), (("--native",), "native")],
+)
+def test_for_which_processors_is_passed_to_cmake(
+    build: Build, option: tuple[str, ...], variant: str
+) -> None:
+    assert f"-DIOS_VARIANT={variant} " in build("cpu", "--dry-run", *option).stdout
+
+
+def test_object_files_of_a_native_build_are_not_shared_with_other_machines(build: Build) -> None:
+    assert "ccache" not in build("cpu", "--dry-run", "--native").stdout
 
 
 def test_our_own_repository_is_out_of_cmakes_sight(build: Build, source: Path) -> None:
@@ -159,10 +250,13 @@ def test_builds_are_listed_with_the_current_one_marked(build: Build, tmp_path: P
     installed(tmp_path, "0c1e57-bbb")
     (tmp_path / "cpu" / "current").symlink_to("0c1e57-bbb")
 
+    (tmp_path / "cpu" / "pinned").symlink_to("0c1e57-aaa")
+    (tmp_path / "cpu" / "0c1e57-bbb.failed").touch()
+
     told = build("--list", "--prefix", str(tmp_path))
 
     assert told.returncode == 0
-    assert told.stdout == "cpu 0c1e57-aaa\ncpu 0c1e57-bbb (current)\n"
+    assert told.stdout.startswith("cpu 0c1e57-aaa (pinned)\ncpu 0c1e57-bbb (current) (failed)\n")
 
 
 def test_where_nothing_was_built_the_list_says_so(build: Build, tmp_path: Path) -> None:
@@ -177,7 +271,7 @@ def test_missing_tools_are_named_in_one_line_with_their_packages(
 ) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name in ("bash", "dirname", "uname", "id", "nproc", "awk"):
+    for name in ("bash", "dirname", "uname", "id", "nproc", "awk", "cat", "env"):
         (tools / name).symlink_to(shutil.which(name) or name)
 
     told = build("cpu", "--source", str(source), PATH=str(tools))
@@ -208,30 +302,213 @@ def test_a_source_that_cmake_refuses_leaves_current_as_it_was(
         "--prefix",
         str(prefix),
         PATH=f"{tools}:{os.environ['PATH']}",
-        TMPDIR=str(tmp_path),
     )
 
     assert told.returncode == 1
     assert "could not configure" in told.stderr
     assert os.readlink(prefix / "cpu" / "current") == "old"
-    assert not list(tmp_path.glob("llama.cpp.*"))
+
+
+def test_a_build_is_tried_described_and_made_the_current_one(
+    builder: Build, tmp_path: Path
+) -> None:
+    told = builder("--jobs", "3")
+
+    manifest = json.loads((current(tmp_path) / "manifest.json").read_text())
+    digest = hashlib.sha256((current(tmp_path) / "bin" / "llama-server").read_bytes()).hexdigest()
+    assert told.returncode == 0
+    assert manifest["backend"] == "cpu"
+    assert manifest["build_id"] == current(tmp_path).name
+    assert manifest["commit"] == "local"
+    assert manifest["source"] == "folder"
+    assert "-DIOS_VARIANT=portable" in manifest["options"]
+    assert manifest["toolchain"][0] == "c++ 12"
+    assert manifest["found"]["version"] != "unknown"
+    assert manifest["files"] == {"bin/llama-server": digest}
+    assert "--parallel 3" in calls(tmp_path)
+
+
+def test_configuring_alone_builds_and_installs_nothing(builder: Build, tmp_path: Path) -> None:
+    told = builder("--configure")
+
+    assert told.returncode == 0
+    assert told.stdout.splitlines()[-1].startswith(f"configured: {tmp_path}/work/trees/cpu-local-")
+    assert "--build" not in calls(tmp_path)
+    assert not (tmp_path / "engines" / "cpu" / "current").exists()
+
+
+def test_what_is_there_already_is_not_built_again(builder: Build, tmp_path: Path) -> None:
+    builder()
+    built = calls(tmp_path)
+
+    told = builder()
+
+    assert told.stdout == f"up to date: {current(tmp_path)}\n"
+    assert calls(tmp_path) == built
+
+
+def test_a_build_whose_file_was_changed_is_built_again(builder: Build, tmp_path: Path) -> None:
+    builder()
+    binary = current(tmp_path) / "bin" / "llama-server"
+    binary.write_text("#!/bin/sh\n")
+
+    told = builder()
+
+    assert told.returncode == 0
+    assert binary.read_bytes() == FAKE.read_bytes()
+
+
+def test_another_source_or_option_makes_another_build(
+    builder: Build, source: Path, tmp_path: Path
+) -> None:
+    builder()
+    builder("--one-variant")
+    (source / "changed").touch()
+    builder()
+
+    assert len(list((tmp_path / "engines" / "cpu").glob("local-*"))) == 3
+
+
+def test_a_build_that_cannot_decode_here_leaves_current_as_it_was(
+    builder: Build, source: Path, tmp_path: Path
+) -> None:
+    builder()
+    before = current(tmp_path)
+    (source / "changed").touch()
+
+    told = builder(FAKE_FAULTS=SIGILL)
+
+    assert told.returncode == 1
+    assert "SIGILL" in told.stderr
+    assert current(tmp_path) == before
+    assert [path.name for path in before.parent.iterdir() if path.is_dir()].count(before.name) == 1
+    assert not list(before.parent.glob(".staging-*"))
+
+
+def test_older_builds_go_but_not_the_pinned_one(
+    builder: Build, source: Path, tmp_path: Path
+) -> None:
+    names = []
+    for number in range(3):
+        (source / "changed").write_text(str(number))
+        builder("--keep", "1")
+        names.append(current(tmp_path).name)
+        os.utime(current(tmp_path) / "bin" / "llama-server", (number, number))
+        if number == 0:
+            (tmp_path / "engines" / "cpu" / "pinned").symlink_to(names[0])
+
+    kept = {path.name for path in (tmp_path / "engines" / "cpu").glob("local-*")}
+    assert kept == {names[0], names[2]}
+
+
+def test_a_commit_is_fetched_by_git_and_proved_by_its_id(
+    builder: Build, source: Path, tmp_path: Path
+) -> None:
+    bare = tmp_path / "upstream.git"
+    git("init", "-q", cwd=source)
+    git("add", ".", cwd=source)
+    git("commit", "-q", "-m", "old", cwd=source)
+    commit = git("rev-parse", "HEAD", cwd=source)
+    (source / "newer").touch()
+    git("add", ".", cwd=source)
+    git("commit", "-q", "-m", "new", cwd=source)
+    git("clone", "-q", "--bare", str(source), str(bare), cwd=tmp_path)
+
+    told = builder("--commit", commit, "--repository", f"file://{bare}", LLAMA_CPP_SOURCE="")
+
+    manifest = json.loads((current(tmp_path) / "manifest.json").read_text())
+    laid = tmp_path / "work" / "source" / commit
+    assert told.returncode == 0
+    assert manifest["commit"] == commit
+    assert manifest["source"] == f"git file://{bare}"
+    assert (laid / "ggml" / "CMakeLists.txt").is_file()
+    assert not (laid / "newer").exists()
+    assert not (laid / ".git").exists()
+
+
+def test_a_commit_that_no_repository_has_is_refused(
+    builder: Build, source: Path, tmp_path: Path
+) -> None:
+    git("init", "-q", cwd=source)
+
+    told = builder("--commit", "0" * 40, "--repository", f"file://{source}", LLAMA_CPP_SOURCE="")
+
+    assert told.returncode == 1
+    assert f"build_backends.sh: git could not fetch {'0' * 40} from file://{source}" in told.stderr
+    assert not (tmp_path / "engines" / "cpu" / "current").exists()
+
+
+def test_a_second_builder_waits_for_its_turn(builder: Build, tmp_path: Path) -> None:
+    (tmp_path / "engines").mkdir()
+    lock = tmp_path / "engines" / ".lock"
+    waiter = (
+        "import fcntl, sys, time; lock = open(sys.argv[1], 'w'); fcntl.flock(lock, fcntl.LOCK_EX);"
+        "print(flush=True); time.sleep(1)"
+    )
+    with (
+        subprocess.Popen([sys.executable, "-c", waiter, str(lock)], stdout=subprocess.PIPE) as held,
+        lock.open("w") as ours,
+    ):
+        assert held.stdout is not None
+        held.stdout.readline()
+
+        told = builder()
+
+        fcntl.flock(ours, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert told.stdout.startswith(f"waiting for another build in {tmp_path / 'engines'}\n")
+    assert told.returncode == 0
+
+
+def test_what_cannot_be_built_here_is_listed_with_what_is_missing(build: Build) -> None:
+    listed = build("--list").stdout.splitlines()
+    lines = dict(line.strip().split(": ", 1) for line in listed if line.startswith("  "))
+
+    assert set(lines) == {"cpu", "vulkan", "cuda", "hip", "metal"}
+    assert lines["hip"].startswith("no: ")
+    assert "ROCm 6.1" in lines["hip"] or sys.platform == "darwin"
+    assert ("a Mac" in lines["metal"]) is (sys.platform != "darwin")
+
+
+def test_auto_says_why_it_leaves_a_backend_out(build: Build, source: Path) -> None:
+    told = build("auto", "--dry-run", "--source", str(source))
+
+    assert told.returncode == 0
+    assert "hip: no: " in told.stdout
+    assert "-DIOS_BACKEND=cpu" in told.stdout
+    assert "-DIOS_BACKEND=hip" not in told.stdout
+
+
+def test_a_named_backend_that_lacks_its_tools_is_refused_in_one_line(
+    build: Build, source: Path
+) -> None:
+    told = build("hip", "--source", str(source), ROCM_PATH="/nonexistent")
+
+    assert told.returncode == 1
+    assert len(told.stderr.splitlines()) == 1
+    assert "hip needs ROCm 6.1 or newer at /nonexistent" in told.stderr
 
 
 def test_shellcheck_has_nothing_to_say() -> None:
     checker = Path(sys.executable).parent / "shellcheck"
 
     told = subprocess.run(
-        [str(checker), str(SCRIPT)], capture_output=True, text=True, timeout=60, check=False
+        [str(checker), "--external-sources", *map(str, SHELL_FILES)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
     assert told.stdout == ""
     assert told.returncode == 0
 
 
-def test_the_script_uses_nothing_newer_than_bash_3_2() -> None:
-    text = SCRIPT.read_text()
+@pytest.mark.parametrize("file", SHELL_FILES, ids=lambda file: file.name)
+def test_the_scripts_use_nothing_newer_than_bash_3_2(file: Path) -> None:
+    text = file.read_text()
 
-    for newer in ("declare -A", "mapfile", "readarray", "${prefix^", "${prefix,", "|&", "local -n"):
+    for newer in ("declare -A", "mapfile", "readarray", "^^}", ",,}", "|&", "local -n", "&>>"):
         assert newer not in text
 
 

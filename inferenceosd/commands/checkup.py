@@ -68,10 +68,10 @@ def facts_now(told: Told | None, *, socket_path: str) -> Facts:
 
 async def _looked(facts: Facts, config: Config) -> Facts:
     """`facts` with what a daemon would have told."""
-    engines, rejected = await find_engines(
+    found = await find_engines(
         configured=config.backends, state_dir=Path(config.state_dir), remember=False
     )
-    probe = HardwareProbe(engines, config.placement, folders=_model_dirs(config))
+    probe = HardwareProbe(found.engines, config.placement, folders=_model_dirs(config))
     hardware, mistake = None, None
     try:
         hardware = await probe.profile()
@@ -89,8 +89,8 @@ async def _looked(facts: Facts, config: Config) -> Facts:
         _nobody(config),
         instances=(),
         hardware=hardware,
-        engines=engines,
-        rejected=rejected,
+        engines=found.engines,
+        rejected=found.rejected,
         broken=catalogue.broken,
         now_s=0.0,
     )

@@ -128,10 +128,10 @@ def log_here(name: str, *, tail: int) -> LogReport:
 
 
 async def _engines(config: Config) -> tuple[Engine, ...]:
-    engines, _ = await find_engines(
+    found = await find_engines(
         configured=config.backends, state_dir=Path(config.state_dir), remember=False
     )
-    return engines
+    return found.engines
 
 
 async def _profile(config: Config, engines: tuple[Engine, ...]) -> HardwareProfile:

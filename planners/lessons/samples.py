@@ -95,6 +95,17 @@ class Learned(Struct, frozen=True):
     """Where launches died of memory: what not to ask for again."""
 
 
+def measured_speeds(learned: Learned, model_digest: str) -> dict[str, dict[str, float]]:
+    """Decode tokens/s of a model by engine and devices, of the fastest flags that were measured."""
+    found: dict[str, dict[str, float]] = {}
+    for key, lesson in learned.lessons.items():
+        if key.model_digest == model_digest and lesson.decode_tokens_per_s is not None:
+            by_devices = found.setdefault(key.engine_id, {})
+            fastest = max(by_devices.get(key.devices, 0.0), lesson.decode_tokens_per_s)
+            by_devices[key.devices] = fastest
+    return found
+
+
 _NONE: Mapping[DeviceId, float] = MappingProxyType({})
 NOTHING_LEARNED = Learned(_NONE, _NONE)
 

@@ -31,7 +31,7 @@ def replaced_engine(view: View, plan: LaunchPlan) -> str | None:
     None where it is, and where none of its kind is there: one that runs is better than none.
     """
     there = view.engines or ()
-    if any(engine.engine_id == plan.engine_id for engine in there):
+    if plan.engine_id in view.on_trial or any(e.engine_id == plan.engine_id for e in there):
         return None
     if any(engine.backend == plan.backend for engine in there):
         return "its llama-server was replaced"

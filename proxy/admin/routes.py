@@ -19,6 +19,7 @@ from planners.near_names import near_names
 from planners.profile_json import BadProfile, decode_profile
 from planners.settings import MAX_NUMBER, MAX_SLOTS
 from proxy import names
+from proxy.admin.engines import EngineOrder, EnginesReport
 from proxy.admin.fit import FitReport, fit_report
 from proxy.admin.models import ModelsReport
 from proxy.admin.move_requests import MoveRequest, YieldRequest
@@ -106,6 +107,7 @@ _PULL = msgspec.json.Decoder(_Pulled)
 _FIT = msgspec.json.Decoder(_Fitted)
 _COPY = msgspec.json.Decoder(_Copied)
 _MOVE = msgspec.json.Decoder(MoveRequest)
+_ENGINE = msgspec.json.Decoder(EngineOrder)
 _YIELD = msgspec.json.Decoder(YieldRequest)
 _FORGOTTEN = msgspec.json.Decoder(_Forgotten)
 _PLAN_REQUEST = msgspec.json.Decoder(_PlanRequest)
@@ -123,6 +125,8 @@ def build_admin_app(service: AdminService) -> Starlette:
         Route("/status", _answering(service, door.status), methods=["GET"]),
         Route("/metrics", _answering(service, door.metrics), methods=["GET"]),
         Route("/models", _answering(service, door.models), methods=["GET"]),
+        Route("/engines", _answering(service, door.engines), methods=["GET"]),
+        Route("/engines", _answering(service, door.decide_engine), methods=["POST"]),
         Route("/show", _answering(service, door.show), methods=["POST"]),
         Route("/pull", _answering(service, door.pull), methods=["POST"]),
         Route("/fit", _answering(service, door.fit), methods=["POST"]),
@@ -309,6 +313,12 @@ class _Door:
 
     async def reload(self, _: Request) -> ReloadReport:
         return await self._service.reload()
+
+    async def engines(self, _: Request) -> EnginesReport:
+        return self._service.engines()
+
+    async def decide_engine(self, request: Request) -> EnginesReport:
+        return await self._service.decide_engine(decoded(await _body(request), _ENGINE))
 
     async def lock(self, _: Request) -> LockReport:
         return self._service.read_lock()

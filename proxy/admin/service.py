@@ -7,6 +7,7 @@ from planners.hardware import HardwareProfile
 from planners.layout.outlook import Outlook
 from planners.layout.variants import Candidate
 from planners.model import ServedModel
+from proxy.admin.engines import EngineOrder, EnginesReport
 from proxy.admin.models import ModelsReport
 from proxy.admin.move_requests import MoveRequest, YieldRequest
 from proxy.admin.moves import MoveReport, YieldsReport
@@ -33,6 +34,12 @@ class AdminService(Protocol):
 
     def metrics(self) -> bytes:
         """All metrics in Prometheus' text format."""
+
+    def engines(self) -> EnginesReport:
+        """Every engine build on disk."""
+
+    async def decide_engine(self, order: EngineOrder) -> EnginesReport:
+        """Use, pin or remove a build; what there is then. Raises BadRequest."""
 
     def models(self) -> ModelsReport:
         """What is on offer."""

@@ -15,7 +15,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from planners.backends import DEFAULT_ORDER, Engine, EngineDevice, RejectedEngine
+from planners.rollout import Newcomer
 from supervisor.devices.host import cpu_identity
+from supervisor.engines.builds import BINARY, Build, Builds, builds_folder
 from supervisor.engines.engine_cache import EngineCache, EngineFiles, Verdict, files_key
 from supervisor.engines.quickstart import packaged_engine
 from supervisor.engines.trial import (
@@ -29,7 +31,6 @@ from supervisor.errors import SupervisorError
 from supervisor.printable import printable
 
 AT_ONCE = 2  # a trial is one thread of work; more would only slow a small machine's other trials
-BINARY = "llama-server"
 
 _DEVICE_BACKENDS = {
     "CUDA": "cuda",
@@ -48,6 +49,28 @@ class _Candidate(Struct, frozen=True):
     path: str
     source: str
     env: tuple[tuple[str, str], ...] = ()
+    is_proven: bool = False
+    """Of an own build: it served a real model here."""
+    since: float | None = None
+    """UTC seconds at which an own build was made the current one; None where it is not."""
+
+
+class _Outcome(Struct, frozen=True):
+    """What came of one kind of candidates."""
+
+    engine: Engine | None
+    rejected: tuple[RejectedEngine, ...]
+    newcomer: Newcomer | None = None
+
+
+class Finding(Struct, frozen=True):
+    """What was found and tried."""
+
+    engines: tuple[Engine, ...]
+    """Every one that decodes here, in the order of the sources."""
+    rejected: tuple[RejectedEngine, ...]
+    newcomers: tuple[Newcomer, ...] = ()
+    """Builds that decode, and that one model is to try before they take the proven one's place."""
 
 
 async def find_engines(
@@ -58,8 +81,8 @@ async def find_engines(
     quickstart: bool = True,
     limits: TrialLimits | None = None,
     remember: bool = True,
-) -> tuple[tuple[Engine, ...], tuple[RejectedEngine, ...]]:
-    """Every engine that decodes here, in the order of the sources, and every one that does not.
+) -> Finding:
+    """Every llama-server of this machine, tried.
 
     `search_path` stands for PATH where it is given. Verdicts are remembered in
     `state_dir`/engines.json, but not where `remember` is off, which writes nothing; devices are
@@ -68,14 +91,17 @@ async def find_engines(
     kinds = _candidates(configured, state_dir, search_path, quickstart=quickstart)
     trials = _Trials(state_dir, limits or TrialLimits())
     async with asyncio.TaskGroup() as tasks:
-        found = [tasks.create_task(trials.first_that_runs(kind)) for kind in kinds]
+        tasks_of_kinds = [tasks.create_task(trials.of_kind(kind)) for kind in kinds]
     if remember:
         trials.cache.save()
-    engines = [engine for task in found if (engine := task.result()[0]) is not None]
+    found = [task.result() for task in tasks_of_kinds]
+    engines = [outcome.engine for outcome in found if outcome.engine is not None]
     by_id = {engine.engine_id: engine for engine in reversed(engines)}  # of equal ones the first
-    return (
+    newcomers = (outcome.newcomer for outcome in found)
+    return Finding(
         tuple(engine for engine in engines if by_id[engine.engine_id] is engine),
-        tuple(rejected for task in found for rejected in task.result()[1]),
+        tuple(rejected for outcome in found for rejected in outcome.rejected),
+        tuple(each for each in newcomers if each and each.engine.engine_id not in by_id),
     )
 
 
@@ -114,10 +140,23 @@ class _Trials:
         self._limits = limits
         self._turn = asyncio.Semaphore(AT_ONCE)
 
-    async def first_that_runs(
+    async def of_kind(self, kind: Sequence[_Candidate]) -> _Outcome:
+        """The engine to use of one kind: the first that decodes, or the proven one beside it."""
+        first, newest = await self._first_that_runs(kind)
+        proven = [candidate for candidate in kind if candidate.is_proven]
+        if first.engine is None or newest is None or newest.since is None or newest in proven:
+            return first
+        old, _ = await self._first_that_runs(proven)
+        rejected = (*first.rejected, *old.rejected)
+        if old.engine is None or old.engine.engine_id == first.engine.engine_id:
+            return replace(first, rejected=rejected)
+        newcomer = Newcomer(first.engine, old.engine.engine_id, newest.since)
+        return _Outcome(old.engine, rejected, newcomer)
+
+    async def _first_that_runs(
         self, kind: Sequence[_Candidate]
-    ) -> tuple[Engine | None, tuple[RejectedEngine, ...]]:
-        """The first candidate of one kind that decodes, and those tried in vain before it."""
+    ) -> tuple[_Outcome, _Candidate | None]:
+        """The first candidate that decodes, and those tried in vain before it."""
         rejected: list[RejectedEngine] = []
         for candidate in kind:
             try:
@@ -128,8 +167,8 @@ class _Trials:
                 path = printable(candidate.path)
                 rejected.append(RejectedEngine(path, candidate.source, printable(reason)))
             else:
-                return engine, tuple(rejected)
-        return None, tuple(rejected)
+                return _Outcome(engine, tuple(rejected)), candidate
+        return _Outcome(None, tuple(rejected)), None
 
     async def _tried(self, candidate: _Candidate) -> Engine:
         """The engine at `candidate`, decoding. Raises TrialFailed."""
@@ -204,21 +243,17 @@ def _kinds(
 ) -> Iterator[list[_Candidate]]:
     for _, path, env in configured:
         yield [_Candidate(_real(path), "config", env)]
-    for builds in _own_builds(state_dir / "engines"):
-        yield [_Candidate(_real(binary), "built") for binary in builds]
+    for builds in Builds(builds_folder(state_dir)).candidates():
+        yield [_built(build) for build in builds]
     if on_path := shutil.which(BINARY, path=search_path):
         yield [_Candidate(_real(on_path), "path")]
     if quickstart and (packaged := packaged_engine()):
         yield [_Candidate(_real(packaged.path), "quickstart", packaged.env)]
 
 
-def _own_builds(engines_dir: Path) -> Iterator[list[Path]]:
-    """Per backend its binaries: `current` first, then the other builds, newest first."""
-    for backend in sorted(engines_dir.glob("*")):  # glob passes over what may not be read
-        builds = [b for b in backend.glob(f"[!.]*/bin/{BINARY}") if b.parts[-3] != "current"]
-        builds.sort(key=lambda path: path.lstat().st_mtime, reverse=True)  # a dangling link too
-        current = backend / "current" / "bin" / BINARY
-        yield [current, *builds] if os.path.exists(current) else builds
+def _built(build: Build) -> _Candidate:
+    path = _real(build.binary)
+    return _Candidate(path, "built", is_proven=build.is_proven, since=build.on_trial_since())
 
 
 def _real(path: str | Path) -> str:

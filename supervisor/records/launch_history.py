@@ -52,6 +52,10 @@ class LaunchHistory:
                 self._hold(rate)
         self._learn()
 
+    def launches(self) -> tuple[LaunchSample, ...]:
+        """All that is held, the oldest first."""
+        return tuple(self._launches.values())
+
     @property
     def learned(self) -> Learned:
         """What all samples teach; new rates count within LEARN_S."""

@@ -32,6 +32,7 @@ from planners.reasons import Price, Reason, ReasonKind, Unit, unused
 from planners.recipe import Recipe
 from planners.sizes import GIB, MIB
 from planners.view import InstanceState
+from proxy.admin.engines import BuildReport, EngineOrder, EnginesReport
 from proxy.admin.models import ModelReport, ModelsReport
 from proxy.admin.move_requests import MoveRequest, YieldRequest
 from proxy.admin.moves import MoveReport, YieldReport, YieldsReport
@@ -148,6 +149,20 @@ OUTLOOK = Outlook(
 )
 SHORTFALL = Shortfall(PLAN.model_id, {GPU: 3 * GIB}, "even 1 slot of 4096 tokens is too much")
 PROFILE = encode_profile(RecordedProfile("recorded by a test", HARDWARE))
+BUILD = BuildReport(
+    backend="cpu",
+    build_id="0c1e57098bba-0123456789ab",
+    version="0.5.0-dev (build 0, commit 0c1e57098bba)",
+    commit="0c1e57098bba43ac29e6e3b677cdceebdd22334f",
+    built_at="2026-12-01T10:00:00Z",
+    path="/var/lib/inferenceosd/engines/cpu/0c1e57098bba-0123456789ab/bin/llama-server",
+    is_current=True,
+    is_proven=False,
+    is_pinned=False,
+    is_used=True,
+    is_on_trial=False,
+    failed=None,
+)
 REJECTED = RejectedEngine("/usr/bin/llama-server", "path", "built for another CPU")
 DAEMON = DaemonReport(
     version="0.1.0",
@@ -223,6 +238,14 @@ class OneModelService:
 
     def metrics(self) -> bytes:
         return b"# EOF\n"
+
+    def engines(self) -> EnginesReport:
+        return EnginesReport((BUILD,))
+
+    async def decide_engine(self, order: EngineOrder) -> EnginesReport:
+        if order.build != BUILD.build_id:
+            raise BadRequest(f"no build {order.build!r}", param="build")
+        return EnginesReport((replace(BUILD, is_pinned=order.action == "pin"),))
 
     def models(self) -> ModelsReport:
         return MODELS

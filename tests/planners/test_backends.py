@@ -1,3 +1,6 @@
+import pytest
+from msgspec.structs import replace
+
 from planners.backends import Engine, preferred
 
 
@@ -40,3 +43,34 @@ def test_a_backend_nobody_ranked_comes_last() -> None:
     found = [engine("sycl"), engine("cpu")]
 
     assert backends(preferred(found)) == ["cpu", "sycl"]
+
+
+def test_one_that_was_measured_to_be_faster_on_the_same_devices_goes_first() -> None:
+    hip, vulkan = replace(engine("hip"), engine_id="h"), replace(engine("vulkan"), engine_id="v")
+    speeds = {"h": {"gpu": 40.0}, "v": {"gpu": 50.0}}
+
+    assert backends(preferred([hip, vulkan], measured=speeds)) == ["vulkan", "hip"]
+
+
+@pytest.mark.parametrize(
+    "speeds",
+    [
+        {"h": {"gpu": 46.0}, "v": {"gpu": 50.0}},
+        {"h": {"gpu": 40.0}, "v": {"other gpu": 50.0}},
+        {"v": {"gpu": 50.0}},
+    ],
+    ids=["by-a-hair", "on-another-device", "never-compared"],
+)
+def test_what_was_measured_does_not_change_the_order_where_it_tells_too_little(
+    speeds: dict[str, dict[str, float]],
+) -> None:
+    hip, vulkan = replace(engine("hip"), engine_id="h"), replace(engine("vulkan"), engine_id="v")
+
+    assert backends(preferred([hip, vulkan], measured=speeds)) == ["hip", "vulkan"]
+
+
+def test_an_explicit_order_outranks_what_was_measured() -> None:
+    hip, vulkan = replace(engine("hip"), engine_id="h"), replace(engine("vulkan"), engine_id="v")
+    speeds = {"h": {"gpu": 40.0}, "v": {"gpu": 50.0}}
+
+    assert backends(preferred([vulkan, hip], order=("hip",), measured=speeds)) == ["hip", "vulkan"]

@@ -15,7 +15,7 @@ from planners.hardware import HOST, Device, DeviceId, DeviceKind, HardwareProfil
 from planners.instances.eviction import Candidate, victims
 from planners.layout.budget import budgets
 from planners.lessons.rates import rates
-from planners.lessons.samples import Learned
+from planners.lessons.samples import LaunchKey, Learned, Lesson
 from planners.memory import host_overhead_bytes, layer_devices, predict
 from planners.model import LayerKind, ModelInfo, ServedModel, WeightInfo
 from planners.placement import plan_launch
@@ -128,6 +128,28 @@ def test_memory_that_a_device_shares_with_the_host_counts_twice() -> None:
 
 def test_backends_are_tried_in_the_order_of_the_rules() -> None:
     plan = answer(machine(CARD), rules=replace(RULES, backends=("vulkan", "cuda")))
+
+    assert isinstance(plan, LaunchPlan)
+    assert plan.backend == "vulkan"
+
+
+def test_an_engine_that_decoded_faster_on_the_card_is_taken_before_the_vendors() -> None:
+    digest = served().info.digest
+    lessons = {
+        LaunchKey(engine.engine_id, digest, CARD.device_id, "flags"): Lesson(
+            requests=3, decode_tokens_per_s=rate
+        )
+        for engine, rate in ((CUDA, 40.0), (VULKAN, 60.0))
+    }
+
+    plan = plan_launch(
+        served(),
+        hardware=machine(CARD),
+        engines=ENGINES,
+        rules=RULES,
+        promised={},
+        learned=Learned({}, {}, lessons=lessons),
+    )
 
     assert isinstance(plan, LaunchPlan)
     assert plan.backend == "vulkan"

@@ -1,8 +1,8 @@
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from planners.model import ServedModel
 from proxy.listed import Listed

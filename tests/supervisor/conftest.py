@@ -37,9 +37,9 @@ def tried_fake(tmp_path_factory: pytest.TempPathFactory) -> Engine:
         search_path="",
         quickstart=False,
     )
-    engines, rejected = asyncio.run(search)
-    assert not rejected, rejected
-    return engines[0]
+    found = asyncio.run(search)
+    assert not found.rejected, found.rejected
+    return found.engines[0]
 
 
 @pytest.fixture

@@ -341,9 +341,9 @@ async def test_mesas_software_device_is_found_through_the_real_engine(
 ) -> None:
     need_mesa()
     monkeypatch.setenv("GGML_VK_VISIBLE_DEVICES", "0")
-    engines, _ = await find_engines(state_dir=tmp_path, search_path="/nonexistent")
+    found = await find_engines(state_dir=tmp_path, search_path="/nonexistent")
 
-    profile = await HardwareProbe(engines, rules(), sources=(Fixed(),)).profile()
+    profile = await HardwareProbe(found.engines, rules(), sources=(Fixed(),)).profile()
 
     (device,) = profile.devices
     assert device.device_id == "vulkan:Vulkan0"

@@ -1,9 +1,9 @@
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from planners.recipe import PLAIN, Message, Recipe
 from planners.templates.given import GivenTemplate

@@ -42,9 +42,10 @@ async def find(
     *configured: tuple[str, str, tuple[tuple[str, str], ...]],
     path: str = NOWHERE,
 ) -> tuple[tuple[Engine, ...], tuple[RejectedEngine, ...]]:
-    return await find_engines(
+    found = await find_engines(
         configured=configured, state_dir=state_dir, search_path=path, quickstart=False
     )
+    return found.engines, found.rejected
 
 
 async def test_engines_come_in_the_order_of_their_sources(
@@ -105,6 +106,37 @@ async def test_the_current_build_is_taken_under_its_own_path(
     engines, _ = await find(tmp_path / "state")
 
     assert [e.path for e in engines] == [str(old)]
+
+
+async def test_a_new_build_beside_a_proven_one_is_on_trial_and_the_proven_one_serves(
+    tmp_path: Path, copy: Callable[..., Path]
+) -> None:
+    new = copy("state", "engines", "cpu", "new", "bin")
+    old = copy("state", "engines", "cpu", "old", "bin")
+    (tmp_path / "state/engines/cpu/current").symlink_to("new")
+    (tmp_path / "state/engines/cpu/proven").symlink_to("old")
+
+    found = await find_engines(state_dir=tmp_path / "state", search_path=NOWHERE, quickstart=False)
+
+    (engine,), (newcomer,) = found.engines, found.newcomers
+    assert engine.path == str(old)
+    assert newcomer.engine.path == str(new)
+    assert newcomer.old_engine_id == engine.engine_id
+    assert newcomer.since == (tmp_path / "state/engines/cpu/current").lstat().st_mtime
+
+
+async def test_a_build_that_was_rolled_back_is_not_tried_again(
+    tmp_path: Path, copy: Callable[..., Path]
+) -> None:
+    copy("state", "engines", "cpu", "new", "bin")
+    old = copy("state", "engines", "cpu", "old", "bin")
+    (tmp_path / "state/engines/cpu/current").symlink_to("new")
+    (tmp_path / "state/engines/cpu/new.failed").write_text("it died")
+
+    engines, rejected = await find(tmp_path / "state")
+
+    assert [e.path for e in engines] == [str(old)]
+    assert rejected == ()
 
 
 async def test_where_the_current_build_fails_an_older_one_serves(
@@ -314,12 +346,12 @@ def test_an_engine_of_two_backends_counts_as_the_better_one() -> None:
 async def test_the_quickstart_engine_is_found_tried_and_known_at_the_next_start(
     tmp_path: Path,
 ) -> None:
-    engines, rejected = await find_engines(state_dir=tmp_path, search_path=NOWHERE)
-    again, _ = await find_engines(state_dir=tmp_path, search_path=NOWHERE)
+    found = await find_engines(state_dir=tmp_path, search_path=NOWHERE)
+    again = await find_engines(state_dir=tmp_path, search_path=NOWHERE)
 
-    assert rejected == ()
-    assert [(e.source, e.backend) for e in engines] == [("quickstart", "vulkan")]
-    assert again == engines
+    assert found.rejected == ()
+    assert [(e.source, e.backend) for e in found.engines] == [("quickstart", "vulkan")]
+    assert again == found
 
 
 @pytest.mark.llama
@@ -342,7 +374,7 @@ async def test_a_driver_that_hangs_an_engine_does_not_hang_the_search(
     path, good = copy("bin"), copy("good")
     path.write_text(f'#!/bin/sh\n[ "$1" != --list-devices ] || exec sleep 60\nexec {FAKE} "$@"\n')
 
-    engines, rejected = await find_engines(
+    found = await find_engines(
         configured=(("hangs", str(path), ()), ("good", str(good), ())),
         state_dir=tmp_path / "state",
         search_path=NOWHERE,
@@ -350,5 +382,5 @@ async def test_a_driver_that_hangs_an_engine_does_not_hang_the_search(
         limits=TrialLimits(ask_s=3.0),
     )
 
-    assert [e.path for e in engines] == [str(good)]
-    assert "--list-devices" in rejected[0].reason
+    assert [e.path for e in found.engines] == [str(good)]
+    assert "--list-devices" in found.rejected[0].reason

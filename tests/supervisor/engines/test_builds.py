@@ -1,0 +1,163 @@
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from supervisor.engines.builds import BuildInUse, Builds, BuildsUnwritable, Choice, NoSuchBuild
+
+Make = Callable[..., None]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Lays a build down; later ones are newer."""
+    number = 0
+
+    def made(build_id: str, *, backend: str = "cpu", manifest: str = "") -> None:
+        nonlocal number
+        number += 1
+        binary = tmp_path / backend / build_id / "bin" / "llama-server"
+        binary.parent.mkdir(parents=True)
+        binary.touch()
+        os.utime(binary, (number, number))
+        if manifest:
+            (tmp_path / backend / build_id / "manifest.json").write_text(manifest)
+
+    return made
+
+
+def ids(builds: Builds) -> list[list[str]]:
+    return [[build.build_id for build in kind] for kind in builds.candidates()]
+
+
+def test_the_current_build_goes_first_then_the_proven_one_then_the_newest(
+    tmp_path: Path, make: Make
+) -> None:
+    builds = Builds(tmp_path)
+    for name in ("chosen", "proved", "old", "new"):
+        make(name)
+    builds.choose(builds.named("chosen"), Choice.CURRENT)
+    builds.choose(builds.named("proved"), Choice.PROVEN)
+
+    assert ids(builds) == [["chosen", "proved", "new", "old"]]
+
+
+def test_a_pinned_build_is_the_only_candidate_of_its_backend(tmp_path: Path, make: Make) -> None:
+    builds = Builds(tmp_path)
+    make("held")
+    make("newer")
+    make("other", backend="vulkan")
+    builds.choose(builds.named("newer"), Choice.CURRENT)
+    builds.choose(builds.named("held"), Choice.PINNED)
+
+    assert ids(builds) == [["held"], ["other"]]
+    assert builds.drop("cpu", Choice.PINNED)
+    assert ids(builds) == [["newer", "held"], ["other"]]
+    assert not builds.drop("cpu", Choice.PINNED)
+
+
+def test_a_build_that_was_rolled_back_is_no_candidate_until_it_is_chosen_again(
+    tmp_path: Path, make: Make
+) -> None:
+    builds = Builds(tmp_path)
+    make("good")
+    make("bad")
+
+    builds.mark_failed(builds.named("bad"), "it died")
+
+    assert ids(builds) == [["good"]]
+    assert builds.named("bad").failed == "it died"
+    builds.use(builds.named("bad"))
+    assert ids(builds) == [["bad", "good"]]
+
+
+def test_every_switch_shows_in_the_choices(tmp_path: Path, make: Make) -> None:
+    builds = Builds(tmp_path)
+    make("one")
+    make("two")
+    seen = [builds.choices()]
+    for change in (
+        lambda: builds.use(builds.named("one")),
+        lambda: builds.use(builds.named("two")),
+        lambda: builds.choose(builds.named("one"), Choice.PINNED),
+        lambda: builds.drop("cpu", Choice.PINNED),
+    ):
+        change()
+        assert builds.choices() != seen[-1]
+        seen.append(builds.choices())
+
+    assert seen[-1] == seen[2]
+
+
+def test_a_build_is_on_trial_from_when_it_was_made_current(tmp_path: Path, make: Make) -> None:
+    builds = Builds(tmp_path)
+    make("one")
+
+    assert builds.named("one").on_trial_since() is None
+    builds.use(builds.named("one"))
+    assert builds.named("one").on_trial_since() == (tmp_path / "cpu/current").lstat().st_mtime
+    builds.choose(builds.named("one"), Choice.PINNED)
+    assert builds.named("one").on_trial_since() is None
+
+
+@pytest.mark.parametrize("choice", list(Choice))
+def test_a_build_that_a_link_points_at_is_not_removed(
+    tmp_path: Path, make: Make, choice: Choice
+) -> None:
+    builds = Builds(tmp_path)
+    make("one")
+    builds.choose(builds.named("one"), choice)
+
+    with pytest.raises(BuildInUse, match=choice.value):
+        builds.remove(builds.named("one"))
+
+    assert builds.named("one").binary.exists()
+
+
+def test_a_removed_build_leaves_nothing(tmp_path: Path, make: Make) -> None:
+    builds = Builds(tmp_path)
+    make("one")
+    builds.mark_failed(builds.named("one"), "it died")
+
+    builds.remove(builds.named("one"))
+
+    assert list((tmp_path / "cpu").iterdir()) == []
+
+
+def test_an_unknown_build_is_answered_with_those_there_are(tmp_path: Path, make: Make) -> None:
+    make("one")
+
+    with pytest.raises(NoSuchBuild, match="no build 'two'; there are: cpu/one"):
+        Builds(tmp_path).named("two")
+
+
+def test_builds_of_two_backends_are_told_apart(tmp_path: Path, make: Make) -> None:
+    make("one")
+    make("one", backend="vulkan")
+
+    assert Builds(tmp_path).named("vulkan/one").backend == "vulkan"
+
+
+def test_what_a_build_says_of_itself_is_read_and_may_be_nonsense(
+    tmp_path: Path, make: Make
+) -> None:
+    make("one", manifest='{"commit": "0c1e57", "found": {"version": "9"}}')
+    make("two", manifest="[")
+
+    builds = Builds(tmp_path)
+
+    assert builds.named("one").manifest().commit == "0c1e57"
+    assert builds.named("one").manifest().found.version == "9"
+    assert builds.named("two").manifest().commit == ""
+
+
+def test_a_folder_that_is_a_file_is_said_in_a_sentence(tmp_path: Path, make: Make) -> None:
+    make("one")
+    builds = Builds(tmp_path)
+    build = builds.named("one")
+    (tmp_path / "cpu").rename(tmp_path / "moved")
+    (tmp_path / "cpu").touch()
+
+    with pytest.raises(BuildsUnwritable, match="cannot be changed"):
+        builds.choose(build, Choice.CURRENT)
