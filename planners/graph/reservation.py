@@ -14,7 +14,7 @@ from planners.graph.blocks import Builder, Placed
 from planners.graph.compute import n_copies, n_outputs, n_tokens
 from planners.graph.fallback import host_weights, is_remote
 from planners.graph.families import DELTA_NETS, KNOWN
-from planners.graph.kv_cache import LaunchShape
+from planners.graph.kv_cache import F32_BYTES, LaunchShape
 from planners.graph.likeness import (
     Known,
     alike_but_for_masks,
@@ -188,16 +188,54 @@ def _of_decode(sketch: _Sketch, *, within: tuple[int, ...], is_torn: bool) -> tu
     those of a prompt that follow one another, and no more than one layer's are in use at a time.
     Twice that is enough wherever in the buffer they lie: below what comes to a layer or above it.
     """
+    is_told = (
+        not is_torn
+        and sketch.host > 1
+        and len({*zip(sketch.is_local, sketch.bindings, strict=True)}) < 2
+    )
+    if is_told and _is_within(_gathered(sketch), within):
+        return within
     # What torn layers hand on is held for every batch under way: then each of them counts, once.
     few = sketch if is_torn else replace(sketch, layers=_each_once(sketch.layers))
-    graph = _decode_graph(few)
-    splits = split(graph, _backends(few))
-    most = most_bytes(ordered(splits), leafs(splits, graph), n_backends=sketch.host + 1)
+    most = _most_of_decode(few)
     times = 1 if is_torn else 2
     if all(times * size <= limit for size, limit in zip(most, within, strict=True)):
         return within
     graph = _decode_graph(sketch)
     return _allocated(split(graph, _backends(sketch)), graph, sketch)
+
+
+def _is_within(gathered: _Sketch, within: tuple[int, ...]) -> bool:
+    """Whether one device alone, and the host beside it, need no more than any of them has.
+
+    It has no neighbour that hands something on: that is added, once for each batch under way.
+    """
+    handed = F32_BYTES * gathered.known.model.n_embd * gathered.shape.n_parallel
+    handed *= gathered.n_copies
+    *devices, host = within
+    *mosts, on_host = (2 * (size + handed) for size in _most_of_decode(gathered))
+    return on_host <= host and max(mosts, default=0) <= min(devices, default=0)
+
+
+def _most_of_decode(sketch: _Sketch) -> tuple[int, ...]:
+    """Per backend all results of a decode side by side."""
+    graph = _decode_graph(sketch)
+    splits = split(graph, _backends(sketch))
+    return most_bytes(ordered(splits), leafs(splits, graph), n_backends=sketch.host + 1)
+
+
+def _gathered(sketch: _Sketch) -> _Sketch:
+    """Each kind of layer once, on the host or on the first of devices that are all alike."""
+    here = {sketch.host: min(1, sketch.host)}
+    layers = tuple((i, here.get(b, 0), left, is_odd) for i, b, left, is_odd in sketch.layers)
+    return replace(
+        sketch,
+        layers=_each_once(layers),
+        is_local=sketch.is_local[:1],
+        bindings=sketch.bindings[:1],
+        output=here.get(sketch.output, 0),
+        last=here.get(sketch.last, 0),
+    )
 
 
 def _decode_graph(sketch: _Sketch) -> Graph:

@@ -4,13 +4,13 @@ It goes by estimates of the buffers; what it finds is looked at closely before i
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from planners.backends import Engine
 from planners.graph.kv_cache import LaunchShape
-from planners.hardware import DeviceId, HardwareProfile
+from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.instances.ladder import Rung, RungKey
 from planners.layout.around import around_buffers
 from planners.layout.asked import CONTEXT_WORTH_LAYERS, Asked
@@ -91,7 +91,7 @@ class Search:
         """
         ways = [
             *(self._on_devices(engine) for engine in engines),
-            self._likely(self.on_host(engines)),
+            self._likely(self._likely_on_host(engines)),
         ]
         heads = [next(way, None) for way in ways]
         settled: dict[int, Placed] = {}
@@ -109,12 +109,21 @@ class Search:
 
     def on_host(self, engines: tuple[Engine, ...]) -> Iterator[Placed]:
         """Ways without a device, best first, by a CPU build where there is one."""
-        if not self.allows_cpu_fallback:
-            return
-        for engine in sorted(engines, key=lambda engine: engine.backend != "cpu")[:1]:
+        for engine in self._for_processor(engines):
             room = self.room(engine)
             for shape in self.shapes.on_host():
                 yield self._placed(engine, room, shape)
+
+    def _likely_on_host(self, engines: tuple[Engine, ...]) -> Iterator[Placed]:
+        """The same, but none where the weights alone find no room there, which is quickly told."""
+        own = self.measures.weights_bytes + self.info.input_bytes - self.info.tied_bytes
+        rooms = (self.room(engine) for engine in self._for_processor(engines))
+        return self.on_host(engines) if any(own <= r.room_bytes(HOST) for r in rooms) else iter(())
+
+    def _for_processor(self, engines: tuple[Engine, ...]) -> Sequence[Engine]:
+        """The engine that runs without a device, if any may."""
+        first = sorted(engines, key=lambda engine: engine.backend != "cpu")[:1]
+        return first if self.allows_cpu_fallback else ()
 
     def room(self, engine: Engine) -> Budgets:
         """What it may take of each device by what is known, memory that hid itself left out."""
