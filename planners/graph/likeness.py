@@ -86,9 +86,10 @@ def masks_alone_differ(model: ModelInfo, shape: LaunchShape) -> bool:
     """Whether a window changes nothing of what a layer's results take, wherever it lies.
 
     Scores are results without flash attention. A device that cannot attend, or that has its caches
-    on the host, is sent copies of them, which are as long as the window.
+    on the host, is sent copies of them, which are as long as the window. Weights left on the host
+    one by one send a mask to a device more than once.
     """
-    if not shape.flash_attn or shape.kv_on_host or shape.binding_limits:
+    if not shape.flash_attn or shape.kv_on_host or shape.binding_limits or shape.on_host:
         return False
     if shape.backend != VULKAN:
         return True

@@ -85,9 +85,9 @@ def _drawn(
     is_mixed = differ and not all(map(is_remote, devices))
     most_whole = MOST_DRAWN if is_mixed else MOST_DRAWN_WHOLE
     sizes, is_torn = _outlined(known, shape, owners, most_whole=most_whole)
-    if is_torn and model.n_layer > most_whole:
+    if is_torn:
         # What each of them hands over is held for every batch under way, and never freed.
-        return _outlined(known, shape, owners, most_whole=model.n_layer)[0]
+        return _outlined(known, shape, owners, most_whole=model.n_layer, is_torn=True)[0]
     return sizes
 
 
@@ -96,7 +96,12 @@ def _alike(known: Known, shape: LaunchShape) -> tuple[tuple[int, bool], ...] | N
 
 
 def _outlined(
-    known: Known, shape: LaunchShape, owners: Sequence[DeviceId], *, most_whole: int
+    known: Known,
+    shape: LaunchShape,
+    owners: Sequence[DeviceId],
+    *,
+    most_whole: int,
+    is_torn: bool = False,
 ) -> tuple[Mapping[DeviceId, int], bool]:
     """Bytes, and whether batches under way at once hold more for every layer."""
     model, firsts, odd = known.model, first_equals(known), oddities(known)
@@ -106,8 +111,9 @@ def _outlined(
     kinds = [*zip(firsts, odd, strict=True)]
     alike = _alike(known, shape)
     part = outline(
-        kinds, left, owners, devices=all_devices, limits=limits, most_whole=most_whole, alike=alike
-    )
+        kinds, left, owners, devices=all_devices, limits=limits, most_whole=most_whole, alike=alike,
+        is_torn=is_torn,
+    )  # fmt: skip
     if len(part.layers) > max(MOST_DRAWN, most_whole):
         raise Undrawn(f"{len(part.layers)} layers differ")
     devices = [device for device in all_devices if device in part.stand_in.values()]

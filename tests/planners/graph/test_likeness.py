@@ -32,6 +32,7 @@ def test_layers_of_one_kind_or_with_states_are_not_told_apart_by_masks(name: str
         ({"flash_attn": False}, False),
         ({"kv_on_host": True}, False),
         ({"binding_limits": ((DeviceId("gpu"), 1 << 27),)}, False),
+        ({"on_host": ("ffn_down",)}, False),
         ({"type_k": "bf16"}, False),
         ({"type_k": "bf16", "type_v": "bf16"}, True),
         ({"type_k": "bf16", "backend": "cuda"}, True),

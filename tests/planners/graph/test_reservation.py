@@ -571,6 +571,31 @@ def test_where_attention_leaves_the_devices_every_layer_holds_four_batches() -> 
     assert many[HOST] > 1.5 * few[HOST]
 
 
+def each_drawn(info: ModelInfo) -> ModelInfo:
+    """The same model, no two of its layers alike as far as can be told."""
+    unlike = tuple(replace(layer, weight_bytes=i) for i, layer in enumerate(info.layers))
+    return replace(info, layers=unlike, digest=f"{info.digest}, no two layers alike")
+
+
+def test_where_attention_leaves_the_devices_none_of_them_stands_for_another() -> None:
+    # What the host holds for the layers of each was once counted for one of three.
+    info = info_of(replace(MODELS["dense"], n_layer=50))
+    devices = (GPU, OTHER, DeviceId("third"), DeviceId("fourth"), DeviceId("fifth"))
+    split = tuple(zip(devices, (10, 10, 10, 10, 11), strict=True))
+    torn = replace(PIPELINE, split=split, type_k="bf16", n_ctx=1024, n_ubatch=256)
+
+    assert reserved(info, torn) == reserved(each_drawn(info), torn)
+
+
+def test_where_the_host_keeps_a_weight_of_every_layer_those_with_windows_are_all_drawn() -> None:
+    # A few of them once stood for all, and the first device's buffer was a twelfth short.
+    info = info_of(replace(MODELS["windows-6"], n_layer=60))
+    split = ((GPU, 26), (OTHER, 9), (DeviceId("third"), 17))
+    shape = replace(SHAPE, n_parallel=8, on_host=("ffn_down",), split=split)
+
+    assert reserved(info, shape) == reserved(each_drawn(info), shape)
+
+
 def test_an_estimate_counts_four_batches_too() -> None:
     info = info_of(LLAMA_1B)
     whole = replace(PIPELINE, n_ctx=32768, n_ubatch=512)
