@@ -14,7 +14,7 @@ from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.instances.ladder import Rung, RungKey
 from planners.layout.around import around_buffers
 from planners.layout.asked import CONTEXT_WORTH_LAYERS, Asked
-from planners.layout.budget import Budgets, budgets, emptied
+from planners.layout.budget import Budgets, boundless, budgets, emptied
 from planners.layout.dry_runs import NO_DRY_RUNS, DryRuns
 from planners.layout.layer_split import Splitter
 from planners.layout.measures import Drawings, Measures
@@ -82,6 +82,11 @@ class Search:
             held=_NOTHING,
             drawings=Drawings(),
         )
+
+    def on_endless_host(self) -> "Search":
+        """The same on a host whose memory never ends."""
+        hardware = boundless(self.hardware)
+        return replace(self, hardware=hardware, drawings=Drawings())
 
     def best(self, engines: tuple[Engine, ...]) -> Placed | None:
         """The fastest placement, of engines that are alike by the first that has it.
