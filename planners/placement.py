@@ -147,7 +147,7 @@ class Unplaced:
         if not ways:
             return Shortfall(search.served.model_id, {}, NO_FALLBACK)
         least = min(ways, key=lambda way: sum(way.missing_bytes(search.room(way.engine)).values()))
-        return _lacking(search, least)
+        return _lacking(search, least if least.shape.split else search.drawn(least))
 
     def _with_part_on_devices(self, alone: Search) -> Iterator[Placed]:
         """As many layers on devices as they hold, the rest on a host that had the memory."""
@@ -156,10 +156,10 @@ class Unplaced:
             yield found
 
     def _on_host(self, alone: Search) -> Iterator[Placed]:
-        """The least without a device, where the processor may do all."""
+        """The least without a device by its estimate, where the processor may do all."""
         *_, least = (None, *alone.on_host(self._engines))
         if least is not None:
-            yield self._search.drawn(least)
+            yield least
 
 
 def _lacking(search: Search, placed: Placed) -> LaunchPlan | Shortfall:
