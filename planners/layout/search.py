@@ -84,9 +84,8 @@ class Search:
         )
 
     def on_endless_host(self) -> "Search":
-        """The same on a host whose memory never ends."""
-        hardware = boundless(self.hardware)
-        return replace(self, hardware=hardware, drawings=Drawings())
+        """The same by estimates on a host whose memory never ends."""
+        return replace(self, hardware=boundless(self.hardware), drawings=Drawings().stop())
 
     def best(self, engines: tuple[Engine, ...]) -> Placed | None:
         """The fastest placement, of engines that are alike by the first that has it.
