@@ -15,6 +15,11 @@ HOST = DeviceId("host")
 """The host's memory, as the key of a byte count."""
 
 
+def has_address(device_id: DeviceId) -> bool:
+    """True where an identity is the card's own, not what an engine calls it at this moment."""
+    return device_id.startswith(("pci:", "uuid:"))
+
+
 class DeviceKind(Enum):
     """What a device is to placement."""
 
@@ -71,7 +76,7 @@ class Device(Struct, frozen=True):
     @property
     def has_address(self) -> bool:
         """True where its identity is its own, not what an engine calls it at this moment."""
-        return self.device_id.startswith(("pci:", "uuid:"))
+        return has_address(self.device_id)
 
     @property
     def is_slice(self) -> bool:

@@ -21,7 +21,8 @@ from planners.graph.compute import (
 from planners.graph.fallback import host_weights, moved_bytes
 from planners.graph.kv_cache import F32_BYTES, LaunchShape, kept_bytes
 from planners.graph.repack import repacking_bytes
-from planners.graph.reservation import VULKAN, compute_bytes, is_known
+from planners.graph.reservation import compute_bytes, is_known
+from planners.graph.support import VULKAN
 from planners.hardware import HOST, DeviceId
 from planners.model import ModelInfo
 from planners.plan import DeviceBytes

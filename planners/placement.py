@@ -145,10 +145,23 @@ class Unplaced(Struct, frozen=True):
         alone = search.alone()
         if (found := alone.best(self._engines)) is not None:
             return _lacking(search, found)
-        if not search.allows_cpu_fallback:
+        ways = [*self._with_part_on_devices(alone), *self._on_host(alone)]
+        if not ways:
             return Shortfall(search.served.model_id, {}, NO_FALLBACK)
-        *_, least = alone.on_host(self._engines)
-        return _lacking(search, search.drawn(least))
+        least = min(ways, key=lambda way: sum(way.missing_bytes(search.room(way.engine)).values()))
+        return _lacking(search, least if least.shape.split else search.drawn(least))
+
+    def _with_part_on_devices(self, alone: Search) -> Iterator[Placed]:
+        """As many layers on devices as they hold, the rest on a host that had the memory."""
+        found = alone.on_endless_host().best(self._engines)
+        if found is not None and found.shape.split:
+            yield found
+
+    def _on_host(self, alone: Search) -> Iterator[Placed]:
+        """The least without a device by its estimate, where the processor may do all."""
+        *_, least = (None, *alone.on_host(self._engines))
+        if least is not None:
+            yield least
 
 
 def _lacking(search: Search, placed: Placed) -> LaunchPlan | Shortfall:

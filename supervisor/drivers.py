@@ -16,6 +16,7 @@ from supervisor.devices.kernel_files import ROOT, text_of
 VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}  # PCI ids
 _DISPLAY_CLASS = "0x03"
 _NODES = ("dev/dri/renderD*", "dev/kfd", "dev/nvidiactl", "dev/nvidia[0-9]*", "dev/dxg")
+_BOTH = stat.S_IROTH | stat.S_IWOTH  # to read and to write, as the rights of all others tell it
 _ICDS = ("usr/share/vulkan/icd.d/*.json", "etc/vulkan/icd.d/*.json")
 
 
@@ -35,7 +36,7 @@ class Node(Struct, frozen=True):
     may_use: bool
     """The user in question may read and write it."""
     group: str
-    """Whose members may, by name, or by number where it has none."""
+    """Whose members may, by name, or by number where it has none; "" where it takes root."""
 
 
 class Person(Struct, frozen=True):
@@ -89,9 +90,9 @@ def _nodes(root: Path, person: Person) -> Iterator[Node]:
             found = path.stat()
         except OSError:
             continue
-        yield Node(
-            f"/{path.relative_to(root)}", _may_use(path, found, person), _group(found.st_gid)
-        )
+        is_shared = found.st_gid != 0 and found.st_mode >> 3 & _BOTH == _BOTH
+        group = _group(found.st_gid) if is_shared else ""
+        yield Node(f"/{path.relative_to(root)}", _may_use(path, found, person), group)
 
 
 def _may_use(path: Path, found: os.stat_result, person: Person) -> bool:
@@ -99,12 +100,11 @@ def _may_use(path: Path, found: os.stat_result, person: Person) -> bool:
         return os.access(path, os.R_OK | os.W_OK)  # access lists count too, which modes do not show
     if person.uid == 0:
         return True
-    wanted = stat.S_IROTH | stat.S_IWOTH
     if found.st_uid == person.uid:
-        return found.st_mode >> 6 & wanted == wanted
+        return found.st_mode >> 6 & _BOTH == _BOTH
     if found.st_gid in person.gids:
-        return found.st_mode >> 3 & wanted == wanted
-    return found.st_mode & wanted == wanted
+        return found.st_mode >> 3 & _BOTH == _BOTH
+    return found.st_mode & _BOTH == _BOTH
 
 
 def _group(gid: int) -> str:

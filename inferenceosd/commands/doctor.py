@@ -245,6 +245,8 @@ def _nodes(facts: Facts) -> Iterator[Check]:
     whose = "the daemon's user" if facts.is_running else "this user"
     for node in shut:
         remedy = f"usermod -aG {node.group} USER, then log in anew or restart the daemon"
+        if not node.group:
+            remedy = 'root alone may: a udev rule with GROUP="render", MODE="0660" lets others'
         yield _fail("permissions", f"{whose} may not use {node.path}", remedy)
     if nodes and not shut:
         yield _pass("permissions", f"{whose} may use {', '.join(node.path for node in nodes)}")

@@ -145,14 +145,10 @@ class _Allocator:
         for node in nodes:
             if node.view_src is not None and node.op:
                 node.view_src.n_views += 1
-            if node.is_input:
-                self._allocate(node)
             for source in node.src:
                 source.n_children += 1
-                if source.is_input and not source.is_owned:
-                    self._allocate(source)
         for node in nodes:  # their sources come before them, or are leafs
-            if node.view_src is None and not node.is_owned and node.buffer is None:
+            if node.view_src is None and node.buffer is None and not node.is_owned:
                 self._allocate(node)
             for source in node.src:
                 source.n_children = left = source.n_children - 1

@@ -63,17 +63,15 @@ def _draw_decoder(
         return _layer(build, at, x, positions, ids, None)
 
     masks = [batch_mask(build) for _ in range(2)] if build.model.is_encoder else []
-    is_copied = ids is None or arch in DELTA_NETS
-    repeats = Repeats(build.graph, shared=ids or ()) if is_copied else None
+    asks_first = ids is None or arch in DELTA_NETS
+    repeats = Repeats(build.graph, asks_first=asks_first, shared=ids or ())
     for i, at in enumerate(layers):
         if masks:
             build.batch_mask = masks[at.is_odd]
         if i == len(layers) - 1 and arch not in _LATE_OUTPUTS:
             x = _layer(build, at, x, positions, ids, out_ids)
-        elif repeats is not None:
-            x = repeats.layer(at, x, draw_layer)
         else:
-            x = draw_layer(at, x)
+            x = repeats.layer(at, x, draw_layer)
         if at.is_odd and first.view_src is not None:
             x = like("add", x, view(first, *x.ne[:2], nb=first.nb))
     late = out_ids if arch in _LATE_OUTPUTS else None

@@ -33,13 +33,15 @@ def outline(
     limits: Mapping[DeviceId, int],
     most_whole: int = MOST_DRAWN_WHOLE,
     alike: Sequence[Hashable] | None = None,
+    is_torn: bool = False,
 ) -> Outline:
     """The layers worth drawing: all of a small model, else each turn of kinds a few times.
 
     `layers`: equal where the layers are. `owners` names the output layer's device last.
     `most_whole`: of up to so many layers, all are drawn. `alike`: equal where the results of layers
     take the same bytes and only their masks differ, as with and without a window; None where no
-    two kinds are like that.
+    two kinds are like that. `is_torn`: the host holds something for each layer of every device, so
+    that none stands for another.
     """
     marks = [hash(kind) for kind in zip(layers, left, strict=False)]
     if len(layers) <= most_whole:
@@ -55,7 +57,7 @@ def outline(
     stand_in = {HOST: HOST}
     for place, device in enumerate(devices):
         # The last layer goes on with the rows that are put out alone.
-        is_special = device == first_local or place == 0 or device in owners[-2:]
+        is_special = is_torn or device == first_local or place == 0 or device in owners[-2:]
         follows_host = place and owners[-1] != device and not segments[devices[place - 1]]
         key: object = (segments[device], is_remote(device), limits.get(device), follows_host)
         stand_in[device] = device if is_special else seen.setdefault(key, device)

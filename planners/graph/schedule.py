@@ -65,17 +65,15 @@ def _from_locations(graph: Graph, backends: Backends) -> None:
             leaf.backend = leaf.buffer
         elif leaf.is_input:
             leaf.backend = backends.host
+    weights = {leaf for leaf in graph.leafs if leaf.is_weight}
     for node in graph.nodes:
-        if node.backend >= 0:
-            continue
-        owner = node.view_src or node
-        if owner.buffer is not None:
-            node.backend = owner.buffer
-            continue
-        for source in node.src:
-            if source.is_weight:
-                node.backend = _beside(source, node, backends)
-                break
+        if node.backend < 0:
+            owner = node.view_src
+            if owner is not None and owner.buffer is not None:
+                node.backend = owner.buffer
+            elif not weights.isdisjoint(node.src):
+                first = next(source for source in node.src if source.is_weight)
+                node.backend = _beside(first, node, backends)
 
 
 def _beside(weight: Node, node: Node, backends: Backends) -> int:
@@ -105,13 +103,21 @@ def _batch(node: Node) -> int:
 def _expand(nodes: Sequence[Node], backends: Backends, *, is_host_taken: bool) -> None:
     """Pass 2: neighbours of assigned nodes follow them, downwards first."""
     passed_by = -1 if is_host_taken else backends.host
-    for ordered in (nodes, nodes[::-1]):
-        current = -1
-        for node in ordered:
-            if node.backend >= 0:
-                current = -1 if node.backend == passed_by else node.backend
-            elif current >= 0 and backends.supports(current, node):
-                node.backend = current
+    current, left = -1, list[int]()
+    for i, node in enumerate(nodes):
+        if node.backend >= 0:
+            current = -1 if node.backend == passed_by else node.backend
+        elif current >= 0 and backends.supports(current, node):
+            node.backend = current
+        else:
+            left.append(i)
+    current = -1
+    for i in reversed(left):  # upwards it matters but what comes after each of these
+        after = nodes[i + 1].backend if i + 1 < len(nodes) else -1
+        if after >= 0:
+            current = -1 if after == passed_by else after
+        if current >= 0 and backends.supports(current, nodes[i]):
+            nodes[i].backend = current
 
 
 def _best_supported(node: Node, backends: Backends) -> int:
@@ -131,7 +137,7 @@ def _home(node: Node) -> int:
 def _follow_sources(graph: Graph, backends: Backends) -> None:
     """Pass 4: what is left follows what it views, or who uses it."""
     is_open = any(leaf.backend < 0 for leaf in graph.leafs)  # nodes come after their sources
-    for node in graph.nodes:
+    for node in graph.nodes if is_open else [x for x in graph.nodes if x.backend < 0]:
         if node.backend < 0:
             node.backend = node.view_src.backend if node.view_src else backends.host
         for source in node.src if is_open else ():
@@ -142,40 +148,37 @@ def _follow_sources(graph: Graph, backends: Backends) -> None:
 def _runs(nodes: Sequence[Node]) -> list[Split]:
     """Pass 5: runs of one backend; a borrowed weight opens a new one, so that the last is freed."""
     first = next((node.backend for node in nodes if node.op not in VIEW_OPS), 0)
-    runs = [Split(first, [], [])]
+    run = Split(first, [], [])
+    runs = [run]
     copies: dict[tuple[int, int], Node] = {}
     for node in nodes:
-        run = runs[-1]
         if node.op not in VIEW_OPS:
-            away = _away(node)
-            borrows = run.inputs and any(source.is_weight for _, source in away)
-            if node.backend != run.backend or borrows:
-                run = Split(node.backend, [], [])
+            here = node.backend
+            # By now all lie where their backend is: what views memory has that of its owner.
+            away: list[tuple[int, Node]] = []
+            for source in node.src:
+                if source.backend != here:
+                    away = [(j, x) for j, x in enumerate(node.src) if x.backend != here]
+                    break
+            borrows = away and run.inputs and any(source.is_weight for _, source in away)
+            if here != run.backend or borrows:
+                run = Split(here, [], [])
                 runs.append(run)
             for j, source in away:
-                key = (id(source), run.backend)
-                if key not in copies:
-                    copies[key] = Node("", source.ne, size=source.size, nb=source.nb,
-                                       n_bytes=source.n_bytes)  # fmt: skip
-                    copies[key].backend = run.backend
-                    run.inputs.append((source, copies[key]))
-                node.src[j] = copies[key]
+                node.src[j] = _copied(source, run, copies)
         run.nodes.append(node)
     return runs
 
 
-def _away(node: Node) -> list[tuple[int, Node]]:
-    """The sources that lie elsewhere than the node is computed, by their place."""
-    here, found = node.backend, []
-    for j, source in enumerate(node.src):
-        if source.buffer is None and source.view_src is None:
-            if source.backend == here:
-                continue  # as `_home` would say, quicker
-        elif source.buffer == here:
-            continue
-        if _home(source) != here:
-            found.append((j, source))
-    return found
+def _copied(source: Node, run: Split, copies: dict[tuple[int, int], Node]) -> Node:
+    """The copy of `source` on that run's backend, made before the first run that needs it."""
+    key = (id(source), run.backend)
+    if (copy := copies.get(key)) is None:
+        copy = copies[key] = Node("", source.ne, size=source.size, nb=source.nb,
+                                  n_bytes=source.n_bytes)  # fmt: skip
+        copy.backend = run.backend
+        run.inputs.append((source, copy))
+    return copy
 
 
 def _inputs(nodes: Iterable[Node]) -> list[Node]:

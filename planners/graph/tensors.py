@@ -5,7 +5,7 @@ in place by planners.graph.schedule and planners.graph.allocation: the one mutab
 planners, never kept beyond one reservation.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
@@ -85,13 +85,25 @@ def _span(ne: Shape, nb: Strides, size: float) -> int:
     return int(size + ((a - 1) * first + (b - 1) * second + (c - 1) * third + (d - 1) * fourth))
 
 
+class Run(Struct, frozen=True):
+    """Nodes in the order of execution, and the leafs that came with them."""
+
+    nodes: tuple[Node, ...]
+    leafs: tuple[Node, ...]
+
+
 class Piece(Struct, frozen=True):
-    """What a run of nodes adds to a graph: from `start` on, up to `end`."""
+    """What a layer adds to a graph: `start` is what comes to it, `end` what it makes of that."""
 
     start: Node
     end: Node
-    nodes: tuple[Node, ...]
-    leafs: tuple[Node, ...]
+    early: Run
+    """Without need of `start`, so that it is there before what makes that."""
+    own: Run
+    rest: Run
+    """What waits until `end` is asked for."""
+    waits: bool = False
+    """Whether `own`, too, waits, and with it what makes `start`: the layer asks for nothing."""
 
 
 class Graph:
@@ -104,7 +116,18 @@ class Graph:
 
     def expand(self, node: Node) -> None:
         """Append what `node` needs and lacks, sources first, then itself."""
-        seen, nodes, leafs = self._seen, self.nodes, self.leafs
+        self._walk(node, self.nodes, self.leafs)
+
+    def pending(self, node: Node) -> Run:
+        """What `expand` would append."""
+        nodes: list[Node] = []
+        leafs: list[Node] = []
+        self._walk(node, nodes, leafs)
+        self._seen.difference_update(nodes, leafs)
+        return Run(tuple(nodes), tuple(leafs))
+
+    def _walk(self, node: Node, nodes: list[Node], leafs: list[Node]) -> None:
+        seen = self._seen
         if node in seen:
             return
         # An explicit stack: a graph of a hundred layers would exhaust Python's.
@@ -127,27 +150,33 @@ class Graph:
         """How far the graph has come: how many nodes and leafs it has."""
         return len(self.nodes), len(self.leafs)
 
-    def piece(
-        self, start: Node, end: Node, *, since: tuple[int, int], without: Collection[Node] = ()
-    ) -> Piece:
-        """All that was added since that mark but inputs and `without`, which repetitions share."""
-        n_nodes, n_leafs = since
-        leafs = tuple(leaf for leaf in self.leafs[n_leafs:] if not leaf.is_input)
-        nodes = tuple(node for node in self.nodes[n_nodes:] if node not in without)
-        return Piece(start, end, nodes, leafs)
+    def since(self, mark: tuple[int, int]) -> Run:
+        """What was added since that mark."""
+        return Run(tuple(self.nodes[mark[0] :]), tuple(self.leafs[mark[1] :]))
 
-    def repeat(self, piece: Piece, start: Node, moved: Mapping[int, int]) -> Node:
-        """Add `piece` once more, from another start on; the new end. `moved`: backends by those."""
-        met = {piece.start: start}
-        self.leafs += _again(piece.leafs, met, moved)
-        added = _again(piece.nodes, met, moved)
-        self.nodes += added
-        self._seen.update(added)  # leafs are met through them alone
-        return met[piece.end]
+    def add(self, run: Run) -> None:
+        """Append a run of which nothing is in the graph, and of which it lacks nothing."""
+        self.nodes += run.nodes
+        self.leafs += run.leafs
+        self._seen.update(run.nodes)
+        self._seen.update(run.leafs)
 
 
-def _again(nodes: Iterable[Node], met: dict[Node, Node], moved: Mapping[int, int]) -> list[Node]:
-    """The same nodes anew: what they name in `met` is replaced, and backends as `moved` says.
+def again(piece: Piece, start: Node, moved: Mapping[int, int]) -> Piece:
+    """The piece once more, from another start on. `moved`: backends by those."""
+    met = {piece.start: start}
+    runs = piece.early, piece.own, piece.rest
+    # All leafs before any node: one may be in the graph only after the first that reads it is.
+    leafs = [tuple(_leafs_again(run.leafs, met, moved)) for run in runs]
+    nodes = [tuple(_nodes_again(run.nodes, met, moved)) for run in runs]
+    early, own, rest = map(Run, nodes, leafs)
+    return Piece(start, met[piece.end], early, own, rest, piece.waits)
+
+
+def _nodes_again(
+    nodes: Iterable[Node], met: dict[Node, Node], moved: Mapping[int, int]
+) -> list[Node]:
+    """The same operations anew: what they name in `met` is replaced, and backends as `moved` says.
 
     Of nodes that neither the scheduler nor the allocator has seen.
     """
@@ -161,13 +190,27 @@ def _again(nodes: Iterable[Node], met: dict[Node, Node], moved: Mapping[int, int
         new.src = [*map(lookup, node.src, node.src)]
         owner = node.view_src
         new.view_src = owner and lookup(owner, owner)
-        new.buffer = None if node.buffer is None else moved[node.buffer]
         new.backend = moved[node.backend]
-        new.is_weight = node.is_weight
-        new.is_input = new.is_output = new.is_owned = False
+        new.buffer = None  # only leafs lie somewhere already
+        new.is_weight = new.is_input = new.is_output = new.is_owned = False
         new.n_children = new.n_views = new.offset = 0
         found.append(new)
     return found
+
+
+def _leafs_again(
+    leafs: Iterable[Node], met: dict[Node, Node], moved: Mapping[int, int]
+) -> Iterator[Node]:
+    """The same leafs anew, where `moved` says."""
+    for leaf in leafs:
+        met[leaf] = new = Node.__new__(Node)
+        new.op, new.ne, new.nb, new.src, new.view_src = "", leaf.ne, leaf.nb, [], None
+        new.size, new.n_bytes, new.is_weight = leaf.size, leaf.n_bytes, leaf.is_weight
+        new.buffer = None if leaf.buffer is None else moved[leaf.buffer]
+        new.backend = moved[leaf.backend]
+        new.is_input = new.is_output = new.is_owned = False
+        new.n_children = new.n_views = new.offset = 0
+        yield new
 
 
 def full(*ne: int) -> Shape:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from planners.hardware import HOST, DeviceId, DeviceKind, HardwareProfile
+from planners.instances.cards import identities
 from planners.view import InstanceState, Observed
 
 
@@ -28,10 +29,12 @@ def taken(hardware: HardwareProfile, instances: Iterable[Observed]) -> Taken:
     for seen in instances:
         if seen.state.is_down:
             continue
+        now = identities(seen.plan, hardware.devices)
         for part in seen.plan.predicted:
-            unseen_bytes = part.weights_bytes if part.device_id == HOST else 0
-            if seen.state is InstanceState.LOADING or part.device_id in blind:
+            place = now.get(part.device_id, part.device_id)
+            unseen_bytes = part.weights_bytes if place == HOST else 0
+            if seen.state is InstanceState.LOADING or place in blind:
                 unseen_bytes = part.upper_bytes
-            ours.promised[part.device_id] += unseen_bytes
-            ours.held[part.device_id] += max(0, part.total_bytes - unseen_bytes)
+            ours.promised[place] += unseen_bytes
+            ours.held[place] += max(0, part.total_bytes - unseen_bytes)
     return ours

@@ -16,6 +16,7 @@ SPARED = f"{MOST_DEVICES} faster or larger devices are"
 CUDA_CONTEXT_BYTES = 600 << 20  # 107 to 555 MiB were reported, by the number of multiprocessors
 CUDA_CONTEXT_SHARE = 0.03
 CONTEXT_BYTES = 256 << 20  # Vulkan, Metal and others
+ENDLESS_BYTES = 1 << 60  # more than any machine has
 _BY_SPEED = (
     DeviceKind.DISCRETE,
     DeviceKind.UNKNOWN,
@@ -155,6 +156,18 @@ def emptied(hardware: HardwareProfile) -> HardwareProfile:
         host=replace(host, available_bytes=max(most, host.available_bytes)),
         devices=tuple(replace(d, free_bytes=d.total_bytes) for d in hardware.devices),
     )
+
+
+def boundless(hardware: HardwareProfile) -> HardwareProfile:
+    """The machine as it were with a host whose memory never ends."""
+    host = replace(
+        hardware.host,
+        total_bytes=ENDLESS_BYTES,
+        available_bytes=ENDLESS_BYTES,
+        cgroup_limit_bytes=None,
+        limit_bytes=None,
+    )
+    return replace(hardware, host=host)
 
 
 def _budget(

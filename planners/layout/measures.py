@@ -48,6 +48,11 @@ class Drawings:
     def __init__(self) -> None:
         self._n = 0
 
+    def stop(self) -> "Drawings":
+        """The same with none left: estimates have to do from here on."""
+        self._n = MOST_DRAWINGS
+        return self
+
     def has_one_more(self) -> bool:
         """Whether another graph may be drawn; from then on estimates have to do."""
         self._n += 1

@@ -4,7 +4,7 @@ It goes by estimates of the buffers; what it finds is looked at closely before i
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from planners.backends import Engine
 from planners.graph.kv_cache import LaunchShape
-from planners.hardware import DeviceId, HardwareProfile
+from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.instances.ladder import Rung, RungKey
 from planners.layout.around import around_buffers
 from planners.layout.asked import CONTEXT_WORTH_LAYERS, Asked
-from planners.layout.budget import Budgets, budgets, emptied
+from planners.layout.budget import Budgets, boundless, budgets, emptied
 from planners.layout.dry_runs import NO_DRY_RUNS, DryRuns
 from planners.layout.layer_split import Splitter
 from planners.layout.measures import Drawings, Measures
@@ -84,6 +84,10 @@ class Search(Struct, frozen=True):
             drawings=Drawings(),
         )
 
+    def on_endless_host(self) -> "Search":
+        """The same by estimates on a host whose memory never ends."""
+        return replace(self, hardware=boundless(self.hardware), drawings=Drawings().stop())
+
     def best(self, engines: tuple[Engine, ...]) -> Placed | None:
         """The fastest placement, of engines that are alike by the first that has it.
 
@@ -92,7 +96,7 @@ class Search(Struct, frozen=True):
         """
         ways = [
             *(self._on_devices(engine) for engine in engines),
-            self._likely(self.on_host(engines)),
+            self._likely(self._likely_on_host(engines)),
         ]
         heads = [next(way, None) for way in ways]
         settled: dict[int, Placed] = {}
@@ -110,12 +114,21 @@ class Search(Struct, frozen=True):
 
     def on_host(self, engines: tuple[Engine, ...]) -> Iterator[Placed]:
         """Ways without a device, best first, by a CPU build where there is one."""
-        if not self.allows_cpu_fallback:
-            return
-        for engine in sorted(engines, key=lambda engine: engine.backend != "cpu")[:1]:
+        for engine in self._for_processor(engines):
             room = self.room(engine)
             for shape in self.shapes.on_host():
                 yield self._placed(engine, room, shape)
+
+    def _likely_on_host(self, engines: tuple[Engine, ...]) -> Iterator[Placed]:
+        """The same, but none where the weights alone find no room there, which is quickly told."""
+        own = self.measures.weights_bytes + self.info.input_bytes - self.info.tied_bytes
+        rooms = (self.room(engine) for engine in self._for_processor(engines))
+        return self.on_host(engines) if any(own <= r.room_bytes(HOST) for r in rooms) else iter(())
+
+    def _for_processor(self, engines: tuple[Engine, ...]) -> Sequence[Engine]:
+        """The engine that runs without a device, if any may."""
+        first = sorted(engines, key=lambda engine: engine.backend != "cpu")[:1]
+        return first if self.allows_cpu_fallback else ()
 
     def room(self, engine: Engine) -> Budgets:
         """What it may take of each device by what is known, memory that hid itself left out."""

@@ -4,12 +4,13 @@ JSON knows no infinity, so "for ever" is a field of its own.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
 from planners.backends import Engine, RejectedEngine
-from planners.hardware import HOST, Device, HardwareProfile, Note
+from planners.hardware import HOST, Device, DeviceId, HardwareProfile, Note
+from planners.instances.cards import identities
 from planners.lessons.samples import NOTHING_LEARNED, Learned, Lesson, key_of
 from planners.model import BrokenFile
 from planners.plan import DeviceBytes, LaunchPlan
@@ -208,7 +209,7 @@ def status_report(
     """All of it at one moment; `now_s` is monotonic, `hardware` None until it was probed."""
     absent = () if hardware is None else hardware.absent
     observed = tuple(instances)
-    ours = _ours_bytes(observed)
+    ours = _ours_bytes(observed, () if hardware is None else hardware.devices)
     return StatusReport(
         daemon=daemon,
         instances=tuple(instance_report(one, now_s=now_s, learned=learned) for one in observed),
@@ -303,13 +304,15 @@ def _memory(
     )
 
 
-def _ours_bytes(instances: Iterable[Observed]) -> dict[str, int]:
-    """Bytes that living processes take, by device."""
+def _ours_bytes(instances: Iterable[Observed], devices: Sequence[Device]) -> dict[str, int]:
+    """Bytes that living processes take, by device as it is known now."""
     ours: dict[str, int] = {}
-    for one in instances:
-        for part in _memory(one.plan.predicted, one.measured) if one.pid is not None else ():
+    for one in (one for one in instances if one.pid is not None):
+        now = identities(one.plan, devices)
+        for part in _memory(one.plan.predicted, one.measured):
             taken = part.predicted_bytes if part.measured_bytes is None else part.measured_bytes
-            ours[part.device] = ours.get(part.device, 0) + taken
+            place = now.get(DeviceId(part.device), part.device)
+            ours[place] = ours.get(place, 0) + taken
     return ours
 
 

@@ -9,8 +9,15 @@ from bench.placement import usual
 from planners.graph.reservation import forget
 
 ROWS = [*usual()]
-MOST_STEPS = 650_000  # of one plan: lines of Python; the dearest took two thirds of that
-MOST_STEPS_UNCOPIED = 1_000_000  # where layers with states are each drawn anew
+MOST_STEPS = 320_000  # of one plan: lines of Python; the dearest took 310 000
+MOST_STEPS_OF_ROW = {
+    # Filled to the brim: laid out anew three times around the buffers that a pipeline holds.
+    "8 unequal devices, 62 layers, drawn, windows": 520_000,
+    # Kinds of layers take turns on many devices, and all are drawn.
+    "8 equal devices, 48 layers, drawn, states and fewer experts": 500_000,
+    # Both at once.
+    "8 unequal devices, 48 layers, drawn, states and fewer experts": 980_000,
+}
 
 
 def steps(work: Callable[[], object]) -> int:
@@ -35,6 +42,6 @@ def steps(work: Callable[[], object]) -> int:
 @pytest.mark.parametrize(("title", "work"), ROWS, ids=[title for title, _ in ROWS])
 def test_a_plan_takes_no_more_steps_than_it_may(title: str, work: Callable[[], object]) -> None:
     models = 9 if "together" in title else 1  # each of three, in three orders
-    most = MOST_STEPS_UNCOPIED if "states and heads" in title else MOST_STEPS
+    most = MOST_STEPS_OF_ROW.get(title, MOST_STEPS)
 
     assert steps(work) < models * most

@@ -351,6 +351,24 @@ def test_a_model_too_large_for_the_machine_misses_memory_that_nobody_can_give() 
     assert shortfall.missing_bytes[HOST] > 70 * GIB
 
 
+@pytest.mark.parametrize("allows_cpu_fallback", [True, False], ids=["allow", "deny"])
+def test_what_is_missing_is_the_least_beside_what_devices_hold(allows_cpu_fallback: bool) -> None:
+    # All of the model was once said to be missing on the host, as if there were no card.
+    rules = replace(RULES, allows_cpu_fallback=allows_cpu_fallback)
+    model = served(model_info(n_layer=80, layer_bytes=GIB))
+
+    shortfall = answer(machine(CARD, host_gib=2), model, rules=rules)
+
+    assert isinstance(shortfall, Shortfall)
+    missing_gib = shortfall.missing_bytes[HOST] / GIB
+    assert set(shortfall.missing_bytes) == {HOST}
+    assert 50 < missing_gib < 62
+    enough = answer(machine(CARD, host_gib=2 + missing_gib + 0.01), model, rules=rules)
+    assert isinstance(enough, LaunchPlan)
+    too_little = answer(machine(CARD, host_gib=2 + missing_gib - 1.1), model, rules=rules)
+    assert isinstance(too_little, Shortfall)
+
+
 def test_an_idle_model_is_worth_stopping_for_a_place_on_its_device() -> None:
     busy = machine(replace(CARD, free_bytes=4 * GIB))
 

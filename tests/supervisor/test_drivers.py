@@ -61,6 +61,14 @@ def test_a_device_file_is_open_to_its_owner_its_group_or_all(
     assert (render.path, render.may_use) == ("/dev/dri/renderD128", may_use)
 
 
+def test_a_group_whose_members_could_do_nothing_either_is_not_named(tmp_path: Path) -> None:
+    node(tmp_path, "dev/kfd", mode=0o600)
+
+    (kfd,) = read_drivers(OTHER, root=tmp_path).nodes
+
+    assert (kfd.may_use, kfd.group) == (False, "")
+
+
 def test_vulkans_drivers_are_those_its_loader_would_find(tmp_path: Path) -> None:
     node(tmp_path, "usr/share/vulkan/icd.d/radeon_icd.x86_64.json", mode=0o644)
 

@@ -200,6 +200,13 @@ SILENT = replace(
             "usermod -aG render", id="a device file that is shut",
         ),
         pytest.param(
+            replace(
+                WELL, drivers=drivers(AMD, nodes=(RENDER, replace(KFD, may_use=False, group="")))
+            ),
+            Verdict.FAIL, "permissions", "the daemon's user may not use /dev/kfd",
+            "a udev rule", id="a device file that is root's alone",
+        ),
+        pytest.param(
             replace(WELL, drivers=drivers(AMD, nodes=(KFD,))), Verdict.FAIL, "permissions",
             "/dev/dri is not", "--device /dev/dri", id="a container without the card",
         ),

@@ -1,26 +1,24 @@
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from bench.planner.shapes import ARCHITECTURES, OTHERS, random_model
+from planners.ggml.layers import is_expert
 from planners.graph.architectures import draw
 from planners.graph.blocks import Builder, Placed
-from planners.graph.families import DELTA_NETS
 from planners.graph.kv_cache import LaunchShape
 from planners.graph.tensors import Graph, Node
-from planners.model import LayerInfo, LayerKind, ModelInfo
+from planners.model import LayerInfo, ModelInfo
+from tests.fakes.recipes import BERTS
 from tests.fakes.tiny_models import info_of, tiny_models
 
 HOST = 2
 MODELS = {model.name: info_of(model) for model in tiny_models()}
-STATELESS = [
-    name
-    for name, info in MODELS.items()
-    if info.is_causal and all(layer.kind is not LayerKind.RECURRENT for layer in info.layers)
-]
-COPIED = [*STATELESS, *(name for name, info in MODELS.items() if info.architecture in DELTA_NETS)]
+COPIED = [name for name, info in MODELS.items() if info.is_causal]
 
 
 def drawn(model: ModelInfo, shape: LaunchShape, layers: Sequence[Placed]) -> Graph:
@@ -78,7 +76,29 @@ def test_a_layer_met_again_is_not_drawn_again(name: str) -> None:
     shape = LaunchShape(n_ctx=1024, n_parallel=1, n_batch=64, n_ubatch=64)
     at = Placed(model.layers[-1], 0, 0, HOST, frozenset(), is_pinned=True)
 
-    graph = drawn(model, shape, [at, at, at])
+    graph = drawn(model, shape, [at] * 4)  # the first two and the last are always drawn
 
     weights = [leaf for leaf in graph.leafs if leaf.is_weight]
     assert len({id(leaf.ne) for leaf in weights}) < len(weights)  # copies share what says no more
+
+
+@pytest.mark.parametrize("kind", [kind for kind in (*ARCHITECTURES, *OTHERS) if kind not in BERTS])
+def test_of_random_models_copied_layers_are_as_if_each_had_been_drawn(kind: str) -> None:
+    rng = Random(f"copied or drawn, {kind}")
+
+    for model in (info_of(random_model(rng, kind, name=kind)) for _ in range(4)):
+        shape = LaunchShape(
+            n_ctx=1024, n_parallel=2, n_batch=64, n_ubatch=64, flash_attn=rng.random() < 0.5
+        )
+        experts = frozenset(
+            w.name for layer in model.layers for w in layer.weights if is_expert(w.name)
+        )
+        leaves_experts, backend = rng.random() < 0.5, 0
+        layers = []
+        for layer in model.layers:
+            backend = min(HOST, backend + (rng.random() < 0.3))
+            left = experts if leaves_experts else frozenset()
+            layers.append(Placed(layer, backend, backend, HOST, left, is_pinned=True))
+        unlike = [replace(at, layer=replace(at.layer)) for at in layers]  # equal, other objects
+
+        assert described(drawn(model, shape, layers)) == described(drawn(model, shape, unlike))

@@ -5,7 +5,7 @@ import math
 import msgspec
 from msgspec.structs import replace
 
-from planners.hardware import HOST, Absence
+from planners.hardware import HOST, Absence, DeviceId
 from planners.plan import DeviceBytes
 from planners.sizes import GIB, MIB
 from proxy.admin.status import InstanceReport, instance_report, status_report
@@ -62,6 +62,24 @@ def test_ours_is_measured_where_the_engine_told_and_predicted_elsewhere() -> Non
     predicted = 4 * GIB + 768 * MIB
     assert ours[GPU] == measured + predicted
     assert ours[HOST] == 2 * 320 * MIB
+
+
+def test_ours_follows_a_card_that_is_known_by_its_address_since_the_launch() -> None:
+    by_name = DeviceId(f"{READY.plan.backend}:{READY.plan.devices[0][1]}")
+    parts = [
+        tuple(replace(p, device_id=by_name) if p.device_id == GPU else p for p in told)
+        for told in (READY.plan.predicted, READY.measured)
+    ]
+    devices = tuple((by_name, name, layers) for _, name, layers in READY.plan.devices)
+    plan = replace(READY.plan, devices=devices, predicted=parts[0])
+    renamed = replace(READY, plan=plan, measured=parts[1])
+
+    status = status_report(
+        DAEMON, instances=(renamed,), hardware=HARDWARE, engines=(), rejected=(), broken=(), now_s=0
+    )
+
+    ours = {device.device: device.ours_bytes for device in status.devices}
+    assert ours[GPU] == 4 * GIB + 812 * MIB
 
 
 def test_a_process_that_is_gone_takes_nothing() -> None:
