@@ -97,7 +97,9 @@ async def test_a_slot_is_carried_to_a_child_of_another_slot_count(
     async with real_child(short_dir, n_parallel=n_before) as first:
         began = await told(first, PROMPT, slot=slot)
         file = await saved(first, slot, on=kept)
+        ids = await kept.ids(file)
         whole = await told(first, PROMPT, slot=slot, n=16)
+        prompt = await ids_of(first, PROMPT)
     async with real_child(short_dir, n_parallel=n_after) as second:
         file = kept.moved(file, second.folder)
         with pytest.raises(SlotNotRestored):
@@ -109,6 +111,7 @@ async def test_a_slot_is_carried_to_a_child_of_another_slot_count(
         assert list(second.folder.iterdir()) == [file.path]
     assert began["content"] + went_on["content"] == whole["content"]
     assert went_on["timings"]["prompt_n"] == 1
+    assert ids == (*prompt, *began["tokens"][:-1])  # the last one was told, and not yet computed
     assert kept.used_bytes == file.n_bytes
 
 
