@@ -9,7 +9,7 @@ Leaving, however it happens, closes the upstream connection, which frees the slo
 lease back.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from random import getrandbits
@@ -28,7 +28,13 @@ from proxy.child.upstream import UpstreamRequest, UpstreamResponse
 from proxy.continuity.continuation import asked_by, seed_member
 from proxy.continuity.delivered import KINDS
 from proxy.continuity.lasting import Lasting, Resumption
-from proxy.continuity.tokens import TOKENIZED, n_tokens, tokenize_body
+from proxy.continuity.tokens import (
+    DETOKENIZED,
+    TOKENIZED,
+    Piece,
+    detokenize_body,
+    tokenize_body,
+)
 from proxy.door import Door
 from proxy.engine_limits import check_body, check_text
 from proxy.errors import UpstreamBroken, UpstreamGone
@@ -289,11 +295,22 @@ class _Turn:
         """Whether the next child has the slot's cache."""
         return self.lease.restored_tokens > 0
 
-    async def n_tokens(self, text: str) -> int:
+    @property
+    def restored_ids(self) -> tuple[int, ...]:
+        """The tokens in it, where they are known."""
+        return self.lease.restored_ids
+
+    async def pieces(self, text: str) -> list[Piece]:
         """By the next child's tokenizer."""
         body = tokenize_body(text)
         told = await ask(self._door, self.lease, TOKENIZED, target=b"/tokenize", body=body)
-        return n_tokens(told.tokens, text)
+        return told.tokens
+
+    async def text(self, ids: Sequence[int]) -> str:
+        """By the next child's vocabulary."""
+        body = detokenize_body(ids)
+        told = await ask(self._door, self.lease, DETOKENIZED, target=b"/detokenize", body=body)
+        return told.content
 
     async def send(self, extra: bytes) -> UpstreamResponse:
         """The next child's reply to the same request. Raises UpstreamError, what it refuses."""

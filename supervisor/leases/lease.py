@@ -36,6 +36,8 @@ class Lease(msgspec.Struct, frozen=True):
     """Whether what it is for can go on under another lease, or be asked again."""
     restored_tokens: int = 0
     """Of the lease before it, in its slot already: they came along from another child."""
+    restored_ids: tuple[int, ...] = ()
+    """These tokens, where they are known."""
 
 
 class LeaseError(SupervisorError):

@@ -216,6 +216,7 @@ class _Move:
         self._lasting = source  # whoever runs on in the end
         self._end_told: _EndTold | None = None
         self._saved: dict[int, tuple[SlotMove, SavedSlot]] = {}
+        self._ids: dict[int, tuple[int, ...]] = {}
         self._bytes = 0
 
     def seen(self) -> MoveSeen:
@@ -414,6 +415,9 @@ class _Move:
                     continue
                 self._saved[move.slot] = move, saved
                 self._bytes += saved.n_bytes
+                if move.slot in self._running_slots:
+                    with suppress(SlotFileError, OSError):  # its text is read as it stands then
+                        self._ids[move.slot] = await self._stage.shelf.ids(saved)
 
     async def _taken_over(self, launch: Launch) -> tuple[Heir, ...]:
         """The target has loaded beside the source: the cut, and what comes along."""
@@ -439,7 +443,7 @@ class _Move:
                     self._note_lost(exc)
                     continue
                 launch.restored_tokens[to_slot] = saved.n_tokens
-                heirs.append(Heir(self._source.instance_id, slot, to_slot, saved.n_tokens))
+                heirs.append(self._heir(slot, to_slot, saved))
         self._n_restored = len(heirs)
         return self._awaited(heirs)
 
@@ -458,9 +462,12 @@ class _Move:
     def _own_heirs(self) -> tuple[Heir, ...]:
         """Of a source that goes on: each slot still knows its reply."""
         return self._awaited(
-            Heir(self._source.instance_id, slot, slot, saved.n_tokens)
-            for slot, (_, saved) in self._saved.items()
+            self._heir(slot, slot, saved) for slot, (_, saved) in self._saved.items()
         )
+
+    def _heir(self, slot: int, to_slot: int, saved: SavedSlot) -> Heir:
+        ids = self._ids.get(slot, ())
+        return Heir(self._source.instance_id, slot, to_slot, saved.n_tokens, ids)
 
     def _awaited(self, heirs: Iterable[Heir]) -> tuple[Heir, ...]:
         """Those whose callers wait: an idle conversation's slot is for whoever comes next."""
