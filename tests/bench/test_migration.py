@@ -89,7 +89,7 @@ def test_a_seed_makes_the_same_waves_none_higher_than_the_peak() -> None:
 def test_what_is_kept_of_a_stream_takes_less_than_twice_its_bytes() -> None:
     told = cost.measured(rounds=2, chunks=500)
 
-    assert 1 <= told.held_ratio <= 2
+    assert 0 < told.held_ratio <= 2
     assert "µs of a processor per chunk" in cost.report(told)
 
 
