@@ -21,6 +21,7 @@ OLLAMA = (
 """The same as a caller of /api/chat gets it: the shortest of all dialects."""
 CHUNKS = 2000  # of a reply
 ROUNDS = 60
+MOST_US, MOST_RATIO = 2.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,15 @@ def report(cost: Cost) -> str:
     return (
         f"bookkeeping of a stream to which nothing happens: {cost.chunk_us:.3f} µs of a processor"
         f" per chunk, {cost.held_ratio:.2f} times the reply's bytes of memory for Ollama's callers"
+    )
+
+
+def bar(cost: Cost) -> str:
+    """What was promised of it, and whether that holds, in a line."""
+    holds = cost.chunk_us <= MOST_US and cost.held_ratio <= MOST_RATIO
+    return (
+        f"{'PASS' if holds else 'FAIL'} cost: {cost.chunk_us:.2f} µs per chunk ({MOST_US:g} at"
+        f" most), {cost.held_ratio:.2f} times the reply's bytes ({MOST_RATIO:g} at most)"
     )
 
 
