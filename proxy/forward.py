@@ -25,7 +25,7 @@ from planners.view import InstanceState
 from proxy.bodies import Buffers, amended
 from proxy.child.refusals import refusal
 from proxy.child.upstream import UpstreamRequest, UpstreamResponse
-from proxy.continuity.continuation import asked_by, seed_member
+from proxy.continuity.continuation import asked_by, goes_on_anywhere, seed_member
 from proxy.continuity.delivered import KINDS
 from proxy.continuity.lasting import Lasting, Resumption
 from proxy.continuity.tokens import (
@@ -107,20 +107,20 @@ async def converse(
     context: int | None = None,
     check: Check | None = None,
     streams: bool = False,
-    can_pause: bool = True,
 ) -> None:
     """Sends `order` under a lease and hands the reply to `hear`; again if a child is lost unheard.
 
     `hear` may be called twice, and starts anew. `check` sees the lease first, and may refuse, or
     give another order. What is delivered as it comes (`streams`) is read as one stream, though its
-    child is lost meanwhile and another writes on. What cannot (`can_pause`) ends before its child
-    makes way for another.
+    child is lost meanwhile and another writes on. One that may not be written on by a child which
+    computes otherwise ends before its own makes way for such a one.
     Raises what a child would not bear (engine_limits), LeaseError, UpstreamError, what the two
     raise.
     """
     if not order.form:
         check_body(order.body)
     priority = exchange.priority
+    can_pause = not streams or goes_on_anywhere(asked_by(order.body), KINDS[order.target])
 
     def wanted(after: Lease | None = None) -> AbstractAsyncContextManager[Lease]:
         return door.service.lease(

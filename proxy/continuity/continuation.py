@@ -193,6 +193,19 @@ def _replay(told: Told, *, otherwise: str = "") -> Replay:
     return Replay(b"" if was_cached else b'"cache_prompt":false', otherwise)
 
 
+def goes_on_anywhere(asked: Asked | None, kind: Kind) -> bool:
+    """Whether text carries the reply to another child, whatever that one computes on.
+
+    What a chat's model thinks is not known before it does.
+    """
+    if asked is None:
+        return True  # a child refuses it
+    obstacle = _obstacle(asked, Told(kind))
+    if obstacle is None:
+        return True
+    return obstacle.is_loose and kind is Kind.CHAT and not asked.tools
+
+
 def written(asked: Asked, told: Told) -> str:
     """What the model wrote of the text that was delivered: a child echoes the caller's own
     beginning of a reply, unless it was told to go on with it.

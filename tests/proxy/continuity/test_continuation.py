@@ -15,6 +15,7 @@ from proxy.continuity.continuation import (
     Resend,
     Way,
     asked_by,
+    goes_on_anywhere,
     seed_member,
     way_on,
     written,
@@ -229,6 +230,31 @@ def test_a_chat_goes_on_within_its_grammar_though_in_other_words(members: dict[s
 
     assert isinstance(found, Continue)
     assert not found.is_exact
+
+
+@pytest.mark.parametrize(
+    ("members", "kind", "anywhere"),
+    [
+        ({}, Kind.CHAT, True),
+        ({"response_format": {"type": "json_object"}}, Kind.CHAT, True),
+        ({"tools": [{}]}, Kind.CHAT, False),
+        ({"tools": [{}], "response_format": {"type": "json_object"}}, Kind.CHAT, False),
+        ({"n": 2}, Kind.CHAT, False),
+        ({"prompt": "a", "max_tokens": 5}, Kind.TEXT, True),
+        ({"prompt": ["a", "b"]}, Kind.TEXT, False),
+        ({"prompt": "a", "echo": True}, Kind.TEXT, False),
+        ({"prompt": "a", "grammar": "root ::= [a]"}, Kind.COMPLETION, False),
+        ({"prompt": "a"}, Kind.INFILL, False),
+    ],
+    ids=[
+        "a chat", "JSON", "tools", "tools and JSON", "choices", "a text", "texts", "an echo",
+        "a grammar of a raw completion", "a gap",
+    ],
+)  # fmt: skip
+def test_what_text_carries_goes_on_anywhere(
+    members: dict[str, Any], kind: Kind, anywhere: bool
+) -> None:
+    assert goes_on_anywhere(asked(**members), kind) is anywhere
 
 
 @pytest.mark.parametrize("format_", [None, {"type": "text"}])
