@@ -380,3 +380,17 @@ def test_what_a_dead_daemon_left_is_removed_and_nothing_else(tmp_path: Path) -> 
 
     assert not left.exists()
     assert (other / "slot-0-1.bin").exists()
+
+
+@pytest.mark.llama
+async def test_more_conversations_than_slots_are_found_again_though_all_name_the_same_slot(
+    short_dir: Path,
+) -> None:
+    """Requests name the lowest free slot: who talks in turn shares one, and its saved prompts."""
+    prompts = [f"{n}. {PROMPT}" for n in range(6)]
+    async with real_child(short_dir, n_parallel=4, flags=("-cram", "64")) as child:
+        first = [await told(child, prompt, slot=0) for prompt in prompts]
+        again = [await told(child, prompt, slot=0) for prompt in prompts]
+
+    assert [each["timings"]["cache_n"] for each in first] == [0] * 6
+    assert [each["timings"]["prompt_n"] for each in again] == [1] * 6
