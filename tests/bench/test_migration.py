@@ -99,3 +99,20 @@ def _twins() -> tuple[Random, Random]:
 
 def _waves(chance: Random) -> Iterator[Wave]:
     return waves(chance, peak_bytes=1000)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "due", "says"),
+    [
+        ((HIT,), 6, "PASS moves: 6 of 6 streams hit in 1 rounds, 0 failed"),
+        ((HIT,), 7, "FAIL moves: 6 of 7"),
+        ((replace(HIT, silent=("a stream",)),), 6, "FAIL moves"),
+        ((replace(HIT, differing=("a stream",)),), 6, "83.3 % byte for byte"),
+    ],
+    ids=["as promised", "too few", "a silent end", "other words"],
+)
+def test_a_bar_holds_in_a_line(rounds: tuple[Round, ...], due: int, says: str) -> None:
+    told = Account("moves", rounds).bar(due)
+
+    assert says in told
+    assert "\n" not in told
