@@ -11,7 +11,7 @@ import pytest
 from planners.moving.by_hand import BadMove, ByHand
 from planners.settings import MemoryRule
 from planners.view import InstanceState
-from supervisor.moving.carrying import Moved, MoveFailed, Step
+from supervisor.moving.move import Moved, MoveFailed, Step
 from tests.fakes.fleet_world import RULES, TINY, MakeWorld, World
 from tests.fakes.processes import is_gone
 
