@@ -101,9 +101,10 @@ class Kind(Enum):
     UNLOAD = "unload"  # a model that nobody uses
     MIGRATE = "migrate"  # to a plan that takes less there, streams and all
     SHRINK = "shrink"  # an idle model's context
+    UNLOAD_WARM = "unload-warm"  # a model that answered a moment ago: its caller may come back
 
 
-_ORDER = (Kind.DROP_CACHE, Kind.UNLOAD, Kind.MIGRATE, Kind.SHRINK)
+_ORDER = (Kind.DROP_CACHE, Kind.UNLOAD, Kind.MIGRATE, Kind.SHRINK, Kind.UNLOAD_WARM)
 
 
 class Option(Struct, frozen=True):

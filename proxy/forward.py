@@ -9,7 +9,7 @@ Leaving, however it happens, closes the upstream connection, which frees the slo
 lease back.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from random import getrandbits
@@ -26,10 +26,16 @@ from planners.view import InstanceState
 from proxy.bodies import Buffers, amended
 from proxy.child.refusals import refusal
 from proxy.child.upstream import UpstreamRequest, UpstreamResponse
-from proxy.continuity.continuation import asked_by, seed_member
+from proxy.continuity.continuation import asked_by, goes_on_anywhere, seed_member
 from proxy.continuity.delivered import KINDS
 from proxy.continuity.lasting import Lasting, Resumption
-from proxy.continuity.tokens import TOKENIZED, n_tokens, tokenize_body
+from proxy.continuity.tokens import (
+    DETOKENIZED,
+    TOKENIZED,
+    Piece,
+    detokenize_body,
+    tokenize_body,
+)
 from proxy.door import Door
 from proxy.engine_limits import check_body, check_text
 from proxy.errors import UpstreamBroken, UpstreamGone
@@ -100,19 +106,19 @@ async def converse(
     context: int | None = None,
     check: Check | None = None,
     streams: bool = False,
-    can_pause: bool = True,
 ) -> None:
     """Sends `order` under a lease and hands the reply to `hear`; again if a child is lost unheard.
 
     `hear` may be called twice, and starts anew. `check` sees the lease first, and may refuse, or
     give another order. What is delivered as it comes (`streams`) is read as one stream, though its
-    child is lost meanwhile and another writes on. What cannot (`can_pause`) ends before its child
-    makes way for another.
+    child is lost meanwhile and another writes on. One that may not be written on by a child which
+    computes otherwise ends before its own makes way for such a one.
     Raises what a child would not bear (engine_limits), LeaseError, UpstreamError, what the two
     raise.
     """
     if not order.form:
         check_body(order.body)
+    can_pause = not streams or goes_on_anywhere(asked_by(order.body), KINDS[order.target])
     # No function within: its annotations would be made anew for each request.
     wanted = partial(
         door.service.lease, model.model_id, caller=exchange.caller, keep_alive_s=keep_alive_s,
@@ -296,11 +302,22 @@ class _Turn:
         """Whether the next child has the slot's cache."""
         return self.lease.restored_tokens > 0
 
-    async def n_tokens(self, text: str) -> int:
+    @property
+    def restored_ids(self) -> tuple[int, ...]:
+        """The tokens in it, where they are known."""
+        return self.lease.restored_ids
+
+    async def pieces(self, text: str) -> list[Piece]:
         """By the next child's tokenizer."""
         body = tokenize_body(text)
         told = await ask(self._door, self.lease, TOKENIZED, target=b"/tokenize", body=body)
-        return n_tokens(told.tokens, text)
+        return told.tokens
+
+    async def text(self, ids: Sequence[int]) -> str:
+        """By the next child's vocabulary."""
+        body = detokenize_body(ids)
+        told = await ask(self._door, self.lease, DETOKENIZED, target=b"/detokenize", body=body)
+        return told.content
 
     async def send(self, extra: bytes) -> UpstreamResponse:
         """The next child's reply to the same request. Raises UpstreamError, what it refuses."""

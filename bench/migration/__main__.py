@@ -2,8 +2,9 @@
 
 Callers stream in all slots, in dialects and forms drawn at random, and in their middle the model is
 moved, or its process killed. Texts are compared with those of the same requests, undisturbed. All
-are greedy, so each is to be equal where the math stays. `--ledger FILE` keeps rounds: a campaign
-that was broken off goes on where it was.
+are greedy, so each is to be equal where the math stays. A move hits several streams at once, and
+each counts. `--ledger FILE` keeps rounds: a campaign that was broken off goes on where it was. Last
+comes a line for each bar, PASS or FAIL.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from pathlib import Path
 from bench.migration import cost, pause, worlds
 from bench.migration.account import Account, Round, read_ledger, write_ledger
 from bench.migration.rounds import Style, Undisturbed, played
+from bench.migration.streams import Ended
 from bench.migration.worlds import World
 
 
@@ -37,7 +39,10 @@ CAMPAIGNS = {
             Style("beside", n_tokens=400, with_others=False), worlds.side_by_side, 24,
             "the next process loads beside the last one",
         ),
-        Campaign(Style("rpc", with_others=False), worlds.over_servers, 40, "2 and 3 RPC servers"),
+        Campaign(
+            Style("rpc", n_tokens=64, with_others=False), worlds.over_servers, 40,
+            "2 and 3 RPC servers",
+        ),
         Campaign(
             Style("vulkan", n_tokens=32, callers=2, keeps_math=False, with_others=False),
             worlds.on_vulkan, 20, "between the processor and software Vulkan",
@@ -76,25 +81,40 @@ def main() -> None:
     asked = parser.parse_args()
     wanted = {what: getattr(asked, what) for what in CAMPAIGNS}
     is_all = not any((*wanted.values(), asked.pause, asked.cost))
-    is_good = True
+    bars: list[str] = []
+    known: Known = {}
     for what, campaign in CAMPAIGNS.items():
         if n_hit := campaign.n_hit if is_all else wanted[what]:
-            account = measured(what, n_hit=n_hit, seed=asked.seed, ledger=asked.ledger)
+            account = measured(what, n_hit=n_hit, seed=asked.seed, ledger=asked.ledger, known=known)
             print(account.text(), flush=True)
-            is_good = is_good and account.is_good
+            bars.append(account.bar(n_hit))
     if n_rounds := pause.ROUNDS if is_all else asked.pause:
-        print(pause.report(pause.measured(n_rounds)), flush=True)
+        pauses = pause.measured(n_rounds)
+        print(pause.report(pauses), flush=True)
+        bars += [each.bar() for each in pauses]
     if is_all or asked.cost:
-        print(cost.report(cost.measured()), flush=True)
-    sys.exit(not is_good)
+        costs = cost.measured()
+        print(cost.report(costs), flush=True)
+        bars.append(cost.bar(costs))
+    print("\n".join(bars), flush=True)
+    sys.exit(any(not bar.startswith("PASS") for bar in bars))
 
 
-def measured(what: str, *, n_hit: int, seed: int, ledger: Path | None = None) -> Account:
+Known = dict[tuple[Callable[[], AbstractContextManager[World]], int], dict[str, list[Ended]]]
+"""Undisturbed replies of a world, of so many tokens: campaigns in the same one ask once."""
+
+
+def measured(
+    what: str, *, n_hit: int, seed: int, ledger: Path | None = None, known: Known | None = None
+) -> Account:
     """What a daemon in a temporary folder showed, with what is in the ledger already."""
     campaign = CAMPAIGNS[what]
     rounds = read_ledger(ledger, what, seed) if ledger is not None else []
     if sum(each.hit for each in rounds) < n_hit:
-        for done in _rounds(campaign, seed=seed, first=len(rounds)):
+        undisturbed = ({} if known is None else known).setdefault(
+            (campaign.world, campaign.style.n_tokens), {}
+        )
+        for done in _rounds(campaign, undisturbed, seed=seed, first=len(rounds)):
             rounds.append(done)
             if ledger is not None:
                 write_ledger(ledger, done)
@@ -103,11 +123,13 @@ def measured(what: str, *, n_hit: int, seed: int, ledger: Path | None = None) ->
     return Account(what, tuple(rounds), campaign.style.keeps_math)
 
 
-def _rounds(campaign: Campaign, *, seed: int, first: int) -> Iterator[Round]:
+def _rounds(
+    campaign: Campaign, undisturbed: dict[str, list[Ended]], *, seed: int, first: int
+) -> Iterator[Round]:
     with campaign.world() as world:
         if first and not campaign.style.kills:
             world.move(world.moves[(first - 1) % len(world.moves)])
-        alone = Undisturbed(world, campaign.style)
+        alone = Undisturbed(world, campaign.style, undisturbed)
         number = first
         while True:
             yield played(campaign.style, world, alone, seed=seed, number=number)

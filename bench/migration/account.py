@@ -100,6 +100,21 @@ class Account(msgspec.Struct, frozen=True):
     def _all(self, *names: str) -> list[str]:
         return [told for name in names for each in self.rounds for told in getattr(each, name)]
 
+    def bar(self, due: int) -> str:
+        """What was promised of it, and whether that holds, in a line."""
+        hit, differing = max(1, self.hit), len(self._all("differing"))
+        pieces = len(self._all("misframed", "miscounted"))
+        told = [
+            f"{self.hit} of {due} streams hit in {len(self.rounds)} rounds",
+            f"{len(self._all('failed'))} failed, {len(self._all('silent'))} ended silently (0)",
+            f"{pieces} in pieces or miscounted (0)",
+        ]
+        if self.keeps_math:
+            told.append(f"{100 * (hit - differing) / hit:.1f} % byte for byte (99 at least)")
+        if lost := len(self._all("lost_caches")):
+            told.append(f"{lost} idle conversations read again (0)")
+        return f"{_verdict(self.is_good and self.hit >= due)} {self.what}: {', '.join(told)}"
+
     def text(self) -> str:
         """A few lines for people, and one for each stream that was not as it should be."""
         ways: Counter[str] = Counter()
@@ -126,6 +141,10 @@ class Account(msgspec.Struct, frozen=True):
         for name in FAULTS:
             lines += [f"  {name}: {line}" for line in self._all(name)[:SHOWN]]
         return "\n".join(lines)
+
+
+def _verdict(holds: bool) -> str:
+    return "PASS" if holds else "FAIL"
 
 
 def _spread(name: str, values_s: Iterable[float]) -> list[str]:

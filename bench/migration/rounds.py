@@ -49,7 +49,7 @@ class Style:
     """How a campaign's rounds are."""
 
     what: str
-    n_tokens: int = 128
+    n_tokens: int = 96
     callers: int = 8
     kills: bool = False
     keeps_math: bool = True

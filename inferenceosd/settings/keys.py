@@ -125,7 +125,8 @@ MODELS_CONTEXT_POLICY = Key(
     choice("ratchet", "fixed", "client"),
     "ratchet",
     "What a request's `num_ctx` does to a loaded model. `ratchet`: a larger one loads it anew once,"
-    " and that size stays, over restarts too, until `inferenceosctl forget`. `fixed`: nothing."
+    " replies that run move along, and that size stays, over restarts too, until `inferenceosctl"
+    " forget`. `fixed`: nothing."
     " `client`: each other size loads it anew, down to `context`. A smaller one only bounds its own"
     " request's prompt.",
     "one reload at most, whatever sizes its clients ask for in turn",

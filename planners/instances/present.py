@@ -87,8 +87,9 @@ class _Present:
             return False
         is_left_alone = seen.model_id in self._view.moving
         is_as_decided = self._key(seen.model_id, self._view) == move.launch_key
-        is_wanted = is_as_decided and why_moved(self._view, seen) is not None
-        return is_wanted and not is_left_alone and self._has_devices(move.plan)
+        is_wanted = why_moved(self._view, seen) is not None or self._lacks_context(seen.instance_id)
+        is_so = is_as_decided and is_wanted
+        return is_so and not is_left_alone and self._has_devices(move.plan)
 
     def _lacks_context(self, instance_id: InstanceId) -> bool:
         """Whether callers of a ready instance still wait for another context than it has."""

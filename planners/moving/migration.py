@@ -60,7 +60,7 @@ class Occupied(Struct, frozen=True):
     at_segment_end: bool = False
     """Its reply was cut by our own max_tokens, so that it goes on exactly where it ended."""
     can_pause: bool = True
-    """False for a reply that can neither be continued nor replayed."""
+    """False for a reply that goes on nowhere but on the same math, where it is written again."""
     last_used_s: float = 0.0
     """Monotonic."""
 
@@ -256,13 +256,14 @@ def plan_migration(
             why = "the other plan does not even fit once the running one has gone"
             return Shortfall(wanted.model_id, still, why)
     travel = carriage(running, wanted, info)
-    moves = _moves(occupied, wanted, travel)
+    is_alike = keeps_math(running, wanted)
+    moves = _moves(occupied, wanted, travel, is_alike=is_alike)
     return MigrationPlan(
         instance_id=instance_id,
         wanted=wanted,
         order=order,
         carriage=travel,
-        keeps_math=keeps_math(running, wanted),
+        keeps_math=is_alike,
         slots=moves,
         steps=_steps(order, moves, occupied, travel),
         reasons=(
@@ -326,14 +327,14 @@ def _why_order(
 
 
 def _moves(
-    occupied: Sequence[Occupied], wanted: LaunchPlan, travel: Carriage
+    occupied: Sequence[Occupied], wanted: LaunchPlan, travel: Carriage, *, is_alike: bool
 ) -> tuple[SlotMove, ...]:
     """What becomes of each slot: running replies first, then the conversations used last."""
     found: list[SlotMove] = []
     taken: set[int] = set()
     ranked = sorted(occupied, key=lambda seen: (not seen.is_running, -seen.last_used_s, seen.slot))
     for seen in ranked:
-        way, reason = _way(seen, wanted, travel)
+        way, reason = _way(seen, wanted, travel, is_alike=is_alike)
         to_slot = None
         if way in (Way.RESTORED, Way.RECOMPUTED):
             to_slot = _free_slot(seen.slot, taken, wanted.n_parallel)
@@ -348,10 +349,12 @@ def _moves(
     return tuple(sorted(found, key=lambda move: move.slot))
 
 
-def _way(seen: Occupied, wanted: LaunchPlan, travel: Carriage) -> tuple[Way, str]:
+def _way(
+    seen: Occupied, wanted: LaunchPlan, travel: Carriage, *, is_alike: bool
+) -> tuple[Way, str]:
     told = f"{seen.n_tokens} tokens"
-    if seen.is_running and not seen.can_pause:
-        return Way.FINISHED, "its reply can be neither continued nor replayed, so it ends first"
+    if seen.is_running and not (seen.can_pause or is_alike):
+        return Way.FINISHED, "its reply may come to other words over there, so it ends first"
     if seen.n_tokens >= wanted.context:
         short = f"{told} do not fit the new context of {wanted.context}"
         return (Way.FINISHED, short) if seen.is_running else (Way.FORGOTTEN, short)

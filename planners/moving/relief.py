@@ -25,6 +25,7 @@ from planners.waiting.turns import evictable
 LEAST_GAIN = 0.1  # tokens/s
 LEAST_CACHE_BYTES = 64 << 20  # of saved prompts: for fewer no launch is worth its while
 LEAST_CONTEXT = 4096  # that an automatic context shrinks to, as placement leaves no less by itself
+WARM_S = 30.0  # after its last answer: somebody reads it, and asks again
 SHRINKS = (2, 4, 8)  # parts of the context that are tried
 
 
@@ -99,7 +100,9 @@ def ways(
         if seen.idle_since_s is not None and not seen.waiting and HOST in missing:
             found += _without_prompts(view, seen, caches)
         if seen.instance_id in evicted:
-            option = Option(Kind.UNLOAD, key_of(seen), mine, last_used_s=seen.last_used_s)
+            is_warm = now_s - seen.last_used_s < WARM_S
+            kind = Kind.UNLOAD_WARM if is_warm else Kind.UNLOAD
+            option = Option(kind, key_of(seen), mine, last_used_s=seen.last_used_s)
             found.append(Way(option, seen, None))
         if (plan := lesser_plan(view, seen, missing)) is not None:
             found += _moves(view, seen, plan, missing, caches)

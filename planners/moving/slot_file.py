@@ -27,6 +27,8 @@ MAX_ROW_BYTES = 1 << 24
 _CELL_BYTES = (12, 20, 24)
 """Of a cell's place: position, a count of one, the sequence; M-RoPE adds x and y, then a token."""
 _WORD = 4
+_PACKED, _PACKED_HEAD = (-1, 1), 3
+"""How token ids begin that are packed: these words, then how many follow, then what is no token."""
 
 
 class SlotFileError(PlanError):
@@ -83,6 +85,7 @@ class SlotLayout(Struct, frozen=True):
 
 
 Reading = Generator[Span, bytes, SlotLayout]
+Ids = Generator[Span, bytes, tuple[int, ...]]
 
 
 def slot_file_bytes(info: ModelInfo, shape: LaunchShape, *, n_tokens: int) -> int:
@@ -116,11 +119,7 @@ def reading(memory: SlotMemory, *, file_bytes: int) -> Reading:
     Steps are bounded by layers and streams, whatever the bytes. Raises SlotFileError.
     """
     reader = _Reader(file_bytes)
-    magic, version, n_ids = yield from reader.words(3)
-    if (magic, version) != (MAGIC, VERSION):
-        raise SlotFileError(f"no slot file of version {VERSION}: it starts {magic:#x}, {version}")
-    if n_ids > MAX_TOKENS:
-        raise SlotFileError(f"{n_ids} token ids are more than {MAX_TOKENS}")
+    n_ids = yield from _n_ids(reader)
     reader.skip(n_ids * _WORD)
     caches, n_cells = [], 0
     for _ in range(memory.n_caches):
@@ -130,6 +129,32 @@ def reading(memory: SlotMemory, *, file_bytes: int) -> Reading:
     if not memory.has_state and reader.at != file_bytes:
         raise SlotFileError(f"{file_bytes - reader.at} bytes follow its last cache")
     return SlotLayout(n_ids=n_ids, n_cells=n_cells, caches=tuple(caches), n_bytes=file_bytes)
+
+
+def reading_ids(*, file_bytes: int) -> Ids:
+    """Yields the parts that it wants sent in, and returns the tokens of the slot, in their order.
+
+    () where something else is among them, as an image is. Raises SlotFileError.
+    """
+    reader = _Reader(file_bytes)
+    n_ids = yield from _n_ids(reader)
+    at = reader.at
+    reader.skip(n_ids * _WORD)
+    ids = struct.unpack(f"<{n_ids}i", (yield from _exactly(Span(at, n_ids * _WORD))))
+    if ids[:2] == _PACKED and len(ids) > _PACKED_HEAD:
+        end = _PACKED_HEAD + ids[2]
+        return ids[_PACKED_HEAD:end] if ids[end:] == (0,) else ()
+    return ids if all(token >= 0 for token in ids) else ()
+
+
+def _n_ids(reader: "_Reader") -> Generator[Span, bytes, int]:
+    """Of the head; they come next."""
+    magic, version, n_ids = yield from reader.words(3)
+    if (magic, version) != (MAGIC, VERSION):
+        raise SlotFileError(f"no slot file of version {VERSION}: it starts {magic:#x}, {version}")
+    if n_ids > MAX_TOKENS:
+        raise SlotFileError(f"{n_ids} token ids are more than {MAX_TOKENS}")
+    return n_ids
 
 
 def bridged(layout: SlotLayout, *, n_stream: int) -> tuple[bytes | Span, ...]:

@@ -4,7 +4,7 @@ import math
 
 from planners.plan import LaunchPlan
 from proxy.admin.moves import MigrationReport, MoveReport, YieldReport
-from supervisor.moving.carrying import Moved, MoveSeen
+from supervisor.moving.move import Moved, MoveSeen
 from supervisor.moving.pressure_watch import Yielded
 
 

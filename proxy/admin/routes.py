@@ -50,7 +50,7 @@ from proxy.errors import BadRequest, CallerLeft, Dialect, ProxyError, UnknownMod
 from proxy.ollama.store_errors import in_ollamas_words, valid_name
 from proxy.telemetry.metrics import CONTENT_TYPE
 from supervisor.leases.lease import LeaseError, Stopping
-from supervisor.moving.carrying import MoveFailed
+from supervisor.moving.move import MoveFailed
 from supervisor.planner import PlanTookTooLong
 from supervisor.probe import HostUnread
 from supervisor.records.journal_file import JournalUnreadable

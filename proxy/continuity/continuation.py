@@ -5,7 +5,8 @@
     its cache went along, plain text ──────────────────── Continue   exact where greedy
     the same math, and a seed ─────────────────────────── Replay     exact
     text, JSON of a chat, on other math ───────────────── Continue   faithful
-    a tool call, a grammar, several choices, thoughts ─── Impossible
+    a tool call, a grammar, several choices, thoughts ─── Replay     if it comes out the same
+    the same, with no seed ────────────────────────────── Impossible
 
 Pure: bytes and values in, values out. What was measured of each way: llama-server b10434.
 """
@@ -23,7 +24,13 @@ class Resend(msgspec.Struct, frozen=True):
 
 
 class Replay(msgspec.Struct, frozen=True):
-    """Send the request as it was, and drop what was delivered."""
+    """Send the request as it was, with `extra` members, and drop what was delivered."""
+
+    extra: bytes = b""
+    """Which have the child read the prompt as the first one did: in other batches it rounds
+    otherwise, as where a slot knows the beginning of it."""
+    otherwise: str = ""
+    """Why there is no other way, where this one may come to other words; "" where it will not."""
 
 
 class Continue(msgspec.Struct, frozen=True):
@@ -138,13 +145,20 @@ def seed_member(asked: Asked, *, chance: int) -> bytes:
 
 
 def way_on(
-    asked: Asked, told: Told, *, keeps_math: bool, is_restored: bool, sent_tokens: int
+    asked: Asked,
+    told: Told,
+    *,
+    keeps_math: bool,
+    is_restored: bool,
+    sent_tokens: int,
+    ids: tuple[int, ...] = (),
 ) -> Way:
     """How the reply that `told` is a beginning of goes on.
 
     `keeps_math`: the next child computes as the last one did (planners.moving.migration).
     `is_restored`: the slot's cache went along. `sent_tokens`: of what was delivered, as the child
-    counted them, else of `written` tokenized anew.
+    counted them, else of `written` tokenized anew. `ids`: the prompt and what was delivered, in the
+    tokens of the slot's cache, where they are known.
     """
     if told.finishes and len(told.finishes) >= _n_choices(asked):
         return Finish(told.finishes.get(0, "stop"), sent_tokens)
@@ -153,17 +167,36 @@ def way_on(
     obstacle = _obstacle(asked, told)
     can_replay = keeps_math and asked.has_seed
     if can_replay and (obstacle is not None or not is_restored):
-        return Replay()  # of a cache that went along the pause would be as long as the reply
+        return _replay(told)  # of a cache that went along the pause would be as long as the reply
     if obstacle is not None and not (obstacle.is_loose and told.kind is Kind.CHAT):
-        return Impossible(f"{obstacle.why}, and the next child would not write the same again")
+        reason = f"{obstacle.why}, and the next child would not write the same again"
+        return _replay(told, otherwise=reason) if asked.has_seed else Impossible(reason)
     left = None if asked.limit_tokens is None else asked.limit_tokens - sent_tokens
     if left is not None and left <= 0:  # a child writes a token for 0, and without end for less
         return Finish("length", sent_tokens)
-    extra = _extra(asked, told, left=left)
+    extra = _extra(asked, told, ids, left=left)
     if isinstance(extra, Impossible):
-        return Replay() if can_replay else extra
+        return _replay(told, otherwise=extra.reason) if asked.has_seed else extra
     is_exact = is_restored and keeps_math and asked.is_greedy and obstacle is None
     return Continue(extra, sent_tokens, is_exact)
+
+
+def _replay(told: Told, *, otherwise: str = "") -> Replay:
+    was_cached = told.prompt is None or told.prompt.cache > 0
+    return Replay(b"" if was_cached else b'"cache_prompt":false', otherwise)
+
+
+def goes_on_anywhere(asked: Asked | None, kind: Kind) -> bool:
+    """Whether text carries the reply to another child, whatever that one computes on.
+
+    What a chat's model thinks is not known before it does.
+    """
+    if asked is None:
+        return True  # a child refuses it
+    obstacle = _obstacle(asked, Told(kind))
+    if obstacle is None:
+        return True
+    return obstacle.is_loose and kind is Kind.CHAT and not asked.tools
 
 
 def written(asked: Asked, told: Told) -> str:
@@ -224,9 +257,14 @@ def _n_prompts(prompt: msgspec.Raw) -> int:
     return max(1, len(told))
 
 
-def _extra(asked: Asked, told: Told, *, left: int | None) -> bytes | Impossible:
+def _extra(
+    asked: Asked, told: Told, ids: tuple[int, ...], *, left: int | None
+) -> bytes | Impossible:
     """The members that make a continuation of a request; the last of equal keys counts."""
-    whole = _chat_members(asked, told) if told.kind is Kind.CHAT else _text_members(asked, told)
+    if told.kind is Kind.CHAT:
+        whole = _chat_members(asked, told)
+    else:
+        whole = _text_members(asked, told, ids)
     if isinstance(whole, Impossible):
         return whole
     if left is not None:
@@ -264,7 +302,9 @@ def _last_message(messages: list[msgspec.Raw]) -> _Message | None:
         return None
 
 
-def _text_members(asked: Asked, told: Told) -> bytes | Impossible:
+def _text_members(asked: Asked, told: Told, ids: tuple[int, ...]) -> bytes | Impossible:
+    if ids:
+        return b'"prompt":' + msgspec.json.encode(ids)
     prompt = _as_text(asked.prompt)
     if prompt is not None:
         return b'"prompt":' + msgspec.json.encode(prompt + told.content)

@@ -7,7 +7,7 @@
 What was read here counts as delivered. It knows neither dialects nor models.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from time import monotonic
 from typing import Protocol
 
@@ -29,7 +29,9 @@ from proxy.continuity.continuation import (
     written,
 )
 from proxy.continuity.delivered import Delivered, Kind, Told, Unreadable, told_by
+from proxy.continuity.seam import finding, one_token
 from proxy.continuity.splice import Diverged, Splice, ending
+from proxy.continuity.tokens import Piece, n_tokens
 from proxy.errors import UpstreamGone
 
 ONE_AGAIN = 1  # the last token of a prompt is computed anew whatever is cached
@@ -64,8 +66,15 @@ class Successor(Protocol):
     def is_restored(self) -> bool:
         """Whether the cache of what was written came along."""
 
-    async def n_tokens(self, text: str) -> int:
-        """How many tokens it makes of a text. Raises UpstreamError, what it refuses."""
+    @property
+    def restored_ids(self) -> tuple[int, ...]:
+        """The tokens of that cache, where they are known."""
+
+    async def pieces(self, text: str) -> list[Piece]:
+        """The tokens that it makes of a text. Raises UpstreamError, what it refuses."""
+
+    async def text(self, ids: Sequence[int]) -> str:
+        """What tokens stand for. Raises the same."""
 
     async def send(self, extra: bytes) -> UpstreamResponse:
         """Its reply to the same request with these members too. Raises the same."""
@@ -139,16 +148,28 @@ class Lasting(UpstreamResponse):
         if asked is None:
             raise _NoWay("its request is of another shape")
         is_alike = await self._successor.take()
-        n_sent = await self._sent_tokens(asked, told)
+        ids = await self._ids(asked, told)
+        n_sent = await self._sent_tokens(asked, told, ids)
         *attempts, last = _attempts(is_alike=is_alike, is_restored=self._successor.is_restored)
+        has_replayed = False
         for keeps_math, is_restored in (*attempts, last):
             has_more = False
             way = way_on(
-                asked, told, keeps_math=keeps_math, is_restored=is_restored, sent_tokens=n_sent
+                asked,
+                told,
+                keeps_math=keeps_math,
+                is_restored=is_restored,
+                sent_tokens=n_sent,
+                ids=ids if is_restored else (),
             )
+            if isinstance(way, Replay) and has_replayed:  # it would come to the same again
+                if (keeps_math, is_restored) == last:
+                    raise _NoWay(way.otherwise)
+                continue
+            has_replayed = has_replayed or isinstance(way, Replay)
+            due = len(ids) if keeps_math and is_restored and isinstance(way, Continue) else None
             try:
-                is_exact = keeps_math and is_restored
-                async for events in self._by_a_way(way, asked, told, n_sent, is_exact=is_exact):
+                async for events in self._by_a_way(way, asked, told, n_sent, due_tokens=due):
                     has_more = True
                     yield events
                 return
@@ -157,14 +178,33 @@ class Lasting(UpstreamResponse):
                 if has_more or (keeps_math, is_restored) == last:
                     raise
 
-    async def _sent_tokens(self, asked: Asked, told: Told) -> int:
+    async def _ids(self, asked: Asked, told: Told) -> tuple[int, ...]:
+        """The prompt and what was delivered as the slot has them; () where it does not tell."""
+        slot, text = self._successor.restored_ids, written(asked, told)
+        if not slot or told.prompt is None or not text:
+            return ()
+        steps = finding(slot, n_prompt=told.prompt.total, text=text)
+        try:
+            wanted = next(steps)
+            while True:
+                wanted = steps.send(await self._successor.text(wanted))
+        except StopIteration as done:
+            found: tuple[int, ...] | str | None = done.value
+        if not isinstance(found, str):
+            return found or ()
+        last = one_token(await self._successor.pieces(found), found)
+        return () if last is None else (*slot, last)
+
+    async def _sent_tokens(self, asked: Asked, told: Told, ids: tuple[int, ...]) -> int:
+        if ids and told.prompt is not None:
+            return len(ids) - told.prompt.total
         if told.predicted_n is not None:
             return told.predicted_n
         text = written(asked, told)
-        return await self._successor.n_tokens(text) if text else 0
+        return n_tokens(await self._successor.pieces(text), text) if text else 0
 
     async def _by_a_way(
-        self, way: Way, asked: Asked, told: Told, n_sent: int, *, is_exact: bool
+        self, way: Way, asked: Asked, told: Told, n_sent: int, *, due_tokens: int | None
     ) -> AsyncIterator[bytes]:
         match way:
             case Impossible():
@@ -174,20 +214,28 @@ class Lasting(UpstreamResponse):
                 wants_usage = _wants_usage(asked)
                 yield _framed(ending(way, told, prompt=told.prompt, wants_usage=wants_usage))
             case Resend() | Replay() | Continue():
-                async for events in self._spliced(way, told, n_sent, is_exact=is_exact):
-                    yield events
+                try:
+                    async for events in self._spliced(way, told, n_sent, due_tokens=due_tokens):
+                        yield events
+                except Diverged as exc:
+                    if isinstance(way, Replay) and way.otherwise:
+                        raise _NoWay(way.otherwise) from exc
+                    raise
 
     async def _spliced(
-        self, way: Resend | Replay | Continue, told: Told, n_sent: int, *, is_exact: bool
+        self, way: Resend | Replay | Continue, told: Told, n_sent: int, *, due_tokens: int | None
     ) -> AsyncIterator[bytes]:
+        """`due_tokens`: what the child is to read, nearly all of it cached; None for whatever."""
+        if due_tokens == 0:
+            raise Diverged("the slot does not tell in which tokens the text was written")
         splice = Splice(way, told, prompt=told.prompt)
-        response = await self._successor.send(way.extra if isinstance(way, Continue) else b"")
+        response = await self._successor.send(b"" if isinstance(way, Resend) else way.extra)
         reader = EventReader(response.socket_path)
         has_told = False
         async for data in response.chunks():
             taken = [t for event in reader.feed(data) if (t := splice.take(event)) is not None]
-            if is_exact and not has_told:
-                _check_seam(way, splice)
+            if due_tokens is not None and not has_told:
+                _check_seam(splice, due_tokens)
             if not taken:
                 continue
             if not has_told:
@@ -211,17 +259,18 @@ def _attempts(*, is_alike: bool, is_restored: bool) -> tuple[tuple[bool, bool], 
     return tuple(dict.fromkeys((*wanted, (False, is_restored))))
 
 
-def _check_seam(way: Resend | Replay | Continue, splice: Splice) -> None:
+def _check_seam(splice: Splice, due_tokens: int) -> None:
     """Raises Diverged where what was written reads as other tokens than it was written in.
 
-    Then the cache ends where they part, and counts of tokens do not add up. As of text that
-    repeats: what was written in many tokens is read in few.
+    Then there are fewer or more of them, or the cache ends where they part.
     """
     total, cached = splice.prompt_tokens, splice.cached_tokens
-    if isinstance(way, Continue) and total is not None and cached is not None:
-        n_again = total - cached
-        if n_again > ONE_AGAIN:
-            raise Diverged(f"{n_again} tokens of the text are others than were written")
+    if total is None or cached is None:
+        return
+    if total != due_tokens:
+        raise Diverged(f"the text reads as {total} tokens, and was written in {due_tokens}")
+    if total - cached > ONE_AGAIN:
+        raise Diverged(f"{total - cached} tokens of the text are others than were written")
 
 
 def _framed(events: list[bytes]) -> bytes:

@@ -83,7 +83,8 @@ class Splice:
         """Cuts from each text of a payload what the caller has of it. Raises Diverged."""
         for channel, text in pieces(chunk, self._kind):
             due = self._due.get(channel, "")
-            if not due:
+            if not due:  # new, once all that the caller has of this choice was written again
+                self._check_all_was_written(channel[0])
                 continue
             if not (due.startswith(text) or text.startswith(due)):
                 raise Diverged("what was delivered would be written otherwise now")
@@ -141,6 +142,8 @@ class Splice:
             sent = self._sent(way, chunk.tokens_evaluated)
             payload["tokens_evaluated"] = chunk.tokens_evaluated - sent
             payload["tokens_predicted"] = chunk.tokens_predicted + sent
+            if isinstance(payload.get("prompt"), str):
+                payload["prompt"] = payload["prompt"].removesuffix(self._told.content)
 
     def _add_timings(self, way: Continue, timings: Timings, told: Payload) -> None:
         sent = self._sent(way, timings.prompt_n + timings.cache_n)

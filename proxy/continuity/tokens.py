@@ -1,4 +1,4 @@
-"""How many tokens a text is in the middle of another one, by what a tokenizer makes of it alone."""
+"""What a child makes of texts and of tokens, and how many tokens a text is in another's middle."""
 
 from collections.abc import Sequence
 
@@ -12,6 +12,7 @@ class Piece(msgspec.Struct):
 
     piece: str | list[int] = ""
     """Its bytes, where they are no text."""
+    id: int = -1
 
     @property
     def bytes(self) -> bytes:
@@ -25,12 +26,24 @@ class Tokenized(msgspec.Struct):
     tokens: list[Piece]
 
 
+class Detokenized(msgspec.Struct):
+    """What tokens stand for."""
+
+    content: str
+
+
 TOKENIZED = msgspec.json.Decoder(Tokenized)
+DETOKENIZED = msgspec.json.Decoder(Detokenized)
 
 
 def tokenize_body(text: str) -> bytes:
     """What /tokenize is asked."""
     return msgspec.json.encode({"content": text, "add_special": False, "with_pieces": True})
+
+
+def detokenize_body(ids: Sequence[int]) -> bytes:
+    """What /detokenize is asked."""
+    return msgspec.json.encode({"tokens": ids})
 
 
 def n_tokens(pieces: Sequence[Piece], text: str) -> int:

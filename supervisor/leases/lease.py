@@ -33,9 +33,11 @@ class Lease(msgspec.Struct, frozen=True):
     plan: LaunchPlan | None = None
     """The child's: whether another one writes the same."""
     can_pause: bool = True
-    """Whether what it is for can go on under another lease, or be asked again."""
+    """Whether what it is for can go on under another lease, or be asked again, on any math."""
     restored_tokens: int = 0
     """Of the lease before it, in its slot already: they came along from another child."""
+    restored_ids: tuple[int, ...] = ()
+    """These tokens, where they are known."""
 
 
 class LeaseError(SupervisorError):

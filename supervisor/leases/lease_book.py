@@ -48,6 +48,8 @@ class Heir(Struct, frozen=True):
     to_slot: int
     """Here."""
     n_tokens: int
+    ids: tuple[int, ...] = ()
+    """These tokens, where they are known."""
 
 
 class Waiter(Struct, eq=False):
@@ -129,13 +131,13 @@ class _Desk(Struct):
     ) -> Lease:
         """A lease on its heir's slot, on the lowest free one, or on none where none is needed."""
         # Held all the same: a child is not stopped while it is asked something.
-        restored_tokens = 0
+        heir = None
         if self.heirs and now_s - self.opened_s > HEIRS_S:
             self.heirs.clear()
         if not takes_slot:
             slot = min((0, *self.held)) - 1
         elif self.heirs:
-            slot, restored_tokens = self._inherited(after)
+            slot, heir = self._inherited(after)
         else:
             slot = heappop(self.free)
         opening = self.opening
@@ -150,7 +152,8 @@ class _Desk(Struct):
             now_s,
             opening.plan,
             can_pause,
-            restored_tokens,
+            heir.n_tokens if heir is not None else 0,
+            heir.ids if heir is not None else (),
         )
         if self.idle_since_s is not None:
             self.idle_since_s = None
@@ -158,18 +161,19 @@ class _Desk(Struct):
             self.busy.set()
         return lease
 
-    def _inherited(self, after: Lease | None) -> tuple[int, int]:
-        """The slot for whoever comes while heirs are awaited, and its tokens in it."""
+    def _inherited(self, after: Lease | None) -> tuple[int, Heir | None]:
+        """The slot for whoever comes while heirs are awaited, and whose heir it is."""
         heir = self.heirs.pop((after.instance_id, after.slot), None) if after is not None else None
         if heir is not None and heir.to_slot in self.free:
-            slot, n_tokens = heir.to_slot, heir.n_tokens
+            slot = heir.to_slot
         else:
+            heir = None
             kept = {heir.to_slot for heir in self.heirs.values()}
-            slot, n_tokens = min(self.free, key=lambda slot: (slot in kept, slot)), 0
+            slot = min(self.free, key=lambda slot: (slot in kept, slot))
             self.heirs = {key: h for key, h in self.heirs.items() if h.to_slot != slot}
         self.free.remove(slot)
         heapify(self.free)
-        return slot, n_tokens
+        return slot, heir
 
     def put_back(self, lease: Lease, *, now_s: float) -> bool:
         """Free the slot of a lease; False where that lease does not hold it any more."""

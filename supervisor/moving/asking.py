@@ -24,7 +24,8 @@ from supervisor.desired import Desired
 from supervisor.instance import Instance, Shop, Trial
 from supervisor.leases.lease import Lease
 from supervisor.machine import Machine
-from supervisor.moving.carrying import Migrations, Moved, MoveFailed, MoveSeen, Stage
+from supervisor.moving.carrying import Migrations
+from supervisor.moving.move import Moved, MoveFailed, MoveSeen, Stage
 from supervisor.moving.slots import SlotShelf
 from supervisor.planner import Planner
 

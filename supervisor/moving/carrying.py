@@ -10,9 +10,8 @@ proxy.continuity's.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from enum import Enum
 from time import monotonic
 
 import structlog
@@ -20,7 +19,7 @@ from msgspec import Struct
 
 from planners.hardware import HOST, DeviceId
 from planners.instances.actions import Departure
-from planners.model import ModelId, ServedModel
+from planners.model import ModelId
 from planners.moving.migration import (
     MigrationPlan,
     Occupied,
@@ -32,17 +31,22 @@ from planners.moving.migration import (
 )
 from planners.moving.slot_file import SlotFileError, slot_file_bytes, slot_memory
 from planners.plan import DeviceBytes, LaunchPlan, Shortfall
-from planners.settings import FleetSettings
-from planners.sizes import format_size
 from supervisor.children.launch import Launch
 from supervisor.children.llama import client_of, slots_seen
-from supervisor.errors import SupervisorError
 from supervisor.instance import Instance, Trial
 from supervisor.leases.lease import Lease
-from supervisor.leases.lease_book import Heir, LeaseBook
-from supervisor.moving.slots import SavedSlot, SlotDoor, SlotError, SlotShelf
+from supervisor.leases.lease_book import Heir
+from supervisor.moving.move import (
+    Moved,
+    MoveFailed,
+    MoveSeen,
+    Stage,
+    Step,
+    slots_told,
+    streams_told,
+)
+from supervisor.moving.slots import SavedSlot, SlotDoor, SlotError
 from supervisor.race import found_first
-from supervisor.records.journal import Journal
 
 ANSWER_S = 5.0  # /slots waits for the decode step that runs
 SLOT_S = 60.0  # for one slot's file to be written or read
@@ -52,68 +56,6 @@ WRITTEN_MEANWHILE = 1024  # tokens between the look at a slot and its file
 MOST_REMEMBERED = 4096  # sockets of children that made way
 
 log = structlog.get_logger(__name__)
-
-
-class MoveFailed(SupervisorError):
-    """A model runs on as it did, or is launched so again."""
-
-    def __init__(self, *, model_id: ModelId, reason: str) -> None:
-        self.model_id, self.reason = model_id, reason
-        super().__init__(f"{model_id} was not moved: {reason}")
-
-
-class Step(Enum):
-    """What a migration is at."""
-
-    LOADING = "loading"
-    CUTTING = "cutting"
-    STOPPING = "stopping"
-    RESTORING = "restoring"
-    RETURNING = "returning"
-
-
-class MoveSeen(Struct, frozen=True):
-    """A migration under way."""
-
-    model_id: ModelId
-    step: Step
-    order: Order | None
-    """None while that is thought about."""
-    reason: str
-    began_s: float
-    """Monotonic."""
-    wanted: LaunchPlan
-
-
-class Moved(Struct, frozen=True):
-    """What a migration came to."""
-
-    model_id: ModelId
-    order: Order
-    streams: int
-    """That ran, and go on."""
-    slots: int
-    """Whose caches went along, those of idle conversations too."""
-    moved_bytes: int
-    took_s: float
-    keeps_math: bool
-
-
-class Stage(Struct, frozen=True):
-    """What migrations work with."""
-
-    book: LeaseBook
-    journal: Journal
-    shelf: SlotShelf
-    settings: Callable[[], FleetSettings]
-    served: Callable[[ModelId], ServedModel | None]
-    free: Callable[[LaunchPlan], Awaitable[Mapping[DeviceId, int]]]
-    """What may be taken now beside all that runs, on fresh numbers."""
-    launch: Callable[[LaunchPlan, str, Instance, Trial, str], Instance]
-    """A further instance of the model of another one: by which plan, and which launch key."""
-    park: Callable[[str], None]
-    """Closes all connections to the child behind a socket."""
-    stopping: asyncio.Event
 
 
 class Migrations:
@@ -212,6 +154,7 @@ class _Move:
         self._lasting = source  # whoever runs on in the end
         self._end_told: _EndTold | None = None
         self._saved: dict[int, tuple[SlotMove, SavedSlot]] = {}
+        self._ids: dict[int, tuple[int, ...]] = {}
         self._bytes = 0
 
     def seen(self) -> MoveSeen:
@@ -410,6 +353,9 @@ class _Move:
                     continue
                 self._saved[move.slot] = move, saved
                 self._bytes += saved.n_bytes
+                if move.slot in self._running_slots:
+                    with suppress(SlotFileError, OSError):  # its text is read as it stands then
+                        self._ids[move.slot] = await self._stage.shelf.ids(saved)
 
     async def _taken_over(self, launch: Launch) -> tuple[Heir, ...]:
         """The target has loaded beside the source: the cut, and what comes along."""
@@ -435,7 +381,7 @@ class _Move:
                     self._note_lost(exc)
                     continue
                 launch.restored_tokens[to_slot] = saved.n_tokens
-                heirs.append(Heir(self._source.instance_id, slot, to_slot, saved.n_tokens))
+                heirs.append(self._heir(slot, to_slot, saved))
         self._n_restored = len(heirs)
         return self._awaited(heirs)
 
@@ -454,9 +400,12 @@ class _Move:
     def _own_heirs(self) -> tuple[Heir, ...]:
         """Of a source that goes on: each slot still knows its reply."""
         return self._awaited(
-            Heir(self._source.instance_id, slot, slot, saved.n_tokens)
-            for slot, (_, saved) in self._saved.items()
+            self._heir(slot, slot, saved) for slot, (_, saved) in self._saved.items()
         )
+
+    def _heir(self, slot: int, to_slot: int, saved: SavedSlot) -> Heir:
+        ids = self._ids.get(slot, ())
+        return Heir(self._source.instance_id, slot, to_slot, saved.n_tokens, ids)
 
     def _awaited(self, heirs: Iterable[Heir]) -> tuple[Heir, ...]:
         """Those whose callers wait: an idle conversation's slot is for whoever comes next."""
@@ -476,7 +425,7 @@ class _Move:
         )
         told = (
             f"{self._reason}: {plan.order.value}, {moved.took_s:.1f} s, "
-            f"{_streams_told(moved.streams)}, {_slots_told(moved.slots, moved.moved_bytes)}"
+            f"{streams_told(moved.streams)}, {slots_told(moved.slots, moved.moved_bytes)}"
         )
         self._record(
             "migration.done",
@@ -502,17 +451,6 @@ class _Move:
         self._stage.journal.record(
             kind, model_id=self._model_id, instance_id=instance_id, reason=reason, **facts
         )
-
-
-def _streams_told(n: int) -> str:
-    return "1 stream goes on" if n == 1 else f"{n} streams go on"
-
-
-def _slots_told(n: int, n_bytes: int) -> str:
-    if not n:
-        return "no slot's cache went along"
-    slots = "the cache of 1 slot" if n == 1 else f"the caches of {n} slots"
-    return f"{slots} went along ({format_size(n_bytes)})"
 
 
 def _shared(running: LaunchPlan, wanted: LaunchPlan) -> dict[DeviceId, int]:

@@ -8,18 +8,26 @@ import asyncio
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, Protocol, TypeVar
 
 import httpx
 import msgspec
 from msgspec.structs import replace
 
-from planners.moving.slot_file import SlotFileError, SlotLayout, SlotMemory, Span, bridged, reading
+from planners.moving.slot_file import (
+    SlotFileError,
+    SlotMemory,
+    Span,
+    bridged,
+    reading,
+    reading_ids,
+)
 from planners.sizes import format_size
 from supervisor.errors import SupervisorError
 
@@ -32,6 +40,7 @@ _FOLDERS = "*.slots"
 _CLOSE = {"Connection": "close"}  # a child hangs up on an idle connection when it likes
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class SlotError(SupervisorError):
@@ -165,6 +174,11 @@ class SlotShelf:
             why = f"{told.n_restored} of {saved.n_tokens} tokens were read"
             raise SlotNotRestored(slot=slot, why=why)
 
+    async def ids(self, saved: SavedSlot) -> tuple[int, ...]:
+        """The slot's tokens, () where not all of it are. Raises SlotFileError, OSError."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, _read, saved.path, reading_ids)
+
     def moved(self, saved: SavedSlot, folder: Path) -> SavedSlot:
         """The file in another child's folder. Raises OSError."""
         if saved.path.parent == folder:
@@ -182,7 +196,8 @@ class SlotShelf:
         Raises NoRoomForSlot, SlotFileError, OSError; the old one stays then.
         """
         loop = asyncio.get_running_loop()
-        layout = await loop.run_in_executor(self._thread, _layout_of, saved.path, memory)
+        steps = partial(reading, memory)
+        layout = await loop.run_in_executor(self._thread, _read, saved.path, steps)
         if layout.n_stream in (None, n_stream):
             return self.moved(saved, folder)
         parts = bridged(layout, n_stream=n_stream)
@@ -318,17 +333,23 @@ def _checked_bytes(path: Path) -> int:
     return found.st_size
 
 
-def _layout_of(path: Path, memory: SlotMemory) -> SlotLayout:
-    """The layout of a file. Raises SlotFileError, OSError."""
+class _Steps(Protocol[T_co]):
+    """What wants parts of a file, by the bytes that it has."""
+
+    def __call__(self, *, file_bytes: int) -> Generator[Span, bytes, T_co]: ...
+
+
+def _read(path: Path, begin: _Steps[T]) -> T:
+    """What the steps make of a file. Raises SlotFileError, OSError."""
     with _opened(path) as descriptor:
-        steps = reading(memory, file_bytes=os.fstat(descriptor).st_size)
+        steps = begin(file_bytes=os.fstat(descriptor).st_size)
         try:
             wanted = next(steps)
             while True:
                 wanted = steps.send(os.pread(descriptor, wanted.n_bytes, wanted.at))
         except StopIteration as done:
-            layout: SlotLayout = done.value
-            return layout
+            found: T = done.value
+            return found
 
 
 @contextmanager

@@ -44,7 +44,7 @@ from proxy.admin.status import DaemonReport, LockReport, StatusReport, status_re
 from proxy.edge.server import serve
 from proxy.errors import BadRequest, UnknownModel
 from supervisor.leases.lease import ModelUnavailable
-from supervisor.moving.carrying import MoveFailed
+from supervisor.moving.move import MoveFailed
 from supervisor.store.errors import NameTaken, NotOurs, NotStored
 from supervisor.store.names import StoreName
 from supervisor.store.progress import Progress

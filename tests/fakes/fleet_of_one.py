@@ -143,7 +143,9 @@ class FleetOfOne:
         self.keep_alive_s: float | None = None
         self.refusals: Iterator[LeaseError] = iter(())
         """What the next callers get instead of a lease, one each."""
-        self._folder, self._argv, self._faults = folder, tuple(argv), dict(faults or {})
+        self._folder, self._faults = folder, dict(faults or {})
+        self.argv = tuple(argv)
+        """Of its next child, before what a launch adds."""
         self._n_ctx, self._n_parallel = n_ctx, n_parallel
         self._launch: asyncio.Task[Child] | None = None
         self.plan = launch_plan(model, n_ctx=n_ctx, n_parallel=n_parallel)
@@ -346,7 +348,7 @@ class FleetOfOne:
             ("--fake-faults", msgspec.json.encode(self._faults).decode()) if self._faults else ()
         )
         process = await asyncio.create_subprocess_exec(
-            *self._argv,
+            *self.argv,
             *flags,
             *faults,
             stdin=asyncio.subprocess.DEVNULL,

@@ -16,7 +16,7 @@ import pytest
 
 from scripts.started_daemon import StartedDaemon, started_daemon
 from tests.fakes.chat_templates import with_template
-from tests.fakes.forms import BEGINNING, FORMS, OF_A_TEMPLATE, RAW, heard
+from tests.fakes.forms import BEGINNING, CHAT, FORMS, OF_A_TEMPLATE, RAW, TEXT, heard
 from tests.fakes.processes import standing_still
 from tests.fakes.real_engine import quickstart_model
 
@@ -161,26 +161,38 @@ def test_a_stream_whose_model_moves_is_the_one_that_a_child_alone_writes(
 
 
 @pytest.mark.timeout(300)
-def test_text_that_reads_as_other_tokens_than_it_was_written_in_is_written_again(
-    moving: StartedDaemon, threads: ThreadPoolExecutor
+@pytest.mark.parametrize(
+    ("route", "body", "way"),
+    [
+        ("/completion", {**RAW, "prompt": BEGINNING, "n_predict": 40}, "continue"),
+        ("/v1/completions", {**TEXT, "max_tokens": 40}, "continue"),
+        ("/v1/chat/completions", CHAT, "replay"),
+    ],
+    ids=["a completion", "a text", "a chat"],
+)
+def test_text_that_reads_as_other_tokens_than_it_was_written_in_is_the_same(
+    moving: StartedDaemon, threads: ThreadPoolExecutor, route: str, body: dict[str, Any], way: str
 ) -> None:
-    """As of one that repeats: many tokens of a letter each read as few of many letters."""
-    body = {**RAW, "prompt": BEGINNING, "n_predict": 40, "logit_bias": [["a", 100]]}
+    """As of one that repeats: many tokens of a letter each read as few of many letters.
+
+    What is asked for by its prompt goes on in its own tokens; a chat is asked for by its text.
+    """
+    body = {**body, "logit_bias": [["a", 100]]}
     unload(moving)
-    alone = heard("/completion", whole(moving, PLAIN, "/completion", body, Event()))
+    alone = heard(route, whole(moving, PLAIN, route, body, Event()))
     since, begun = time.time(), Event()
-    stream = threads.submit(whole, moving, PLAIN, "/completion", body, begun)
+    stream = threads.submit(whole, moving, PLAIN, route, body, begun)
     assert begun.wait(WITHIN_S)
 
     with halted(moving):
         moved = move(moving, threads, PLAIN)
-    found = heard("/completion", stream.result(WITHIN_S))
+    found = heard(route, stream.result(WITHIN_S))
 
     assert moved.result(WITHIN_S)["slots"] == 1
     assert found == alone
     assert "aaaa" in found["texts"][0, "content"]
     (resumed,) = told(moving, "stream.resumed", since=since)
-    assert resumed["facts"]["way"] == "replay"
+    assert resumed["facts"]["way"] == way
 
 
 WHOLE: dict[str, tuple[str, dict[str, Any]]] = {

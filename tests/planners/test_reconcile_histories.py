@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from planners.hardware import HOST
-from planners.instances.actions import Action, Allow, Refuse, Restart, Start, Stop, Yield
+from planners.instances.actions import Action, Allow, Move, Refuse, Restart, Start, Stop, Yield
 from planners.instances.groups import Group, conflict
 from planners.instances.taken import taken
 from planners.model import ModelId, ServedModel
@@ -67,6 +67,8 @@ class Machine:
     leases: list[tuple[float, Lease]] = field(default_factory=list)
     contexts: dict[ModelId, int] = field(default_factory=dict)
     yielded_s: dict[ModelId, float] = field(default_factory=dict)
+    moving: set[ModelId] = field(default_factory=set)
+    moved: int = 0
     book: LeaseBook = field(default_factory=lambda: LeaseBook(max_waiting=10_000))
 
     def view(self) -> View:
@@ -83,6 +85,7 @@ class Machine:
             demand=self.book.demand(now_s=self.now_s),
             contexts=dict(self.contexts),
             yielded_s=dict(self.yielded_s),
+            moving=frozenset(self.moving),
         )
 
     def step(self) -> None:
@@ -161,6 +164,7 @@ class Machine:
         observed = simulated.observed = replace(
             simulated.observed, state=InstanceState.READY, ready_since_s=self.now_s, load_s=LOAD_S
         )
+        self.moving.discard(observed.model_id)
         self.book.open(self._opening(observed), now_s=self.now_s)
 
     def _opening(self, observed: Observed) -> Opening:
@@ -185,6 +189,8 @@ class Machine:
                 self.book.shut(instance_id)
                 if isinstance(action, Yield):
                     self.yielded_s[simulated.observed.model_id] = self.now_s
+            case Move(instance_id, plan, key):
+                self._move(instance_id, plan, key)
             case Allow(instance_id, context):
                 self.book.allow(instance_id, context, now_s=self.now_s)
                 self._take_grants()
@@ -214,8 +220,27 @@ class Machine:
         )
         self.instances[observed.instance_id] = Simulated(observed, self.now_s + LOAD_S)
 
+    def _move(self, instance_id: InstanceId, plan: LaunchPlan, key: str) -> None:
+        """Its replies wait in the line for what takes its place, and go on there."""
+        self.moved += 1
+        self.moving.add(plan.model_id)
+        self.book.shut(instance_id)
+        for end_s, lease in self.leases[:]:
+            if lease.instance_id == instance_id:
+                self.leases.remove((end_s, lease))
+                self.book.give_back(lease, now_s=self.now_s)
+                asked = self.book.ask(plan.model_id, caller="a", now_s=self.now_s, after=lease)
+                self.waiters.append(asked)
+        self.book.close(instance_id)
+        del self.instances[instance_id]
+        self._start(plan, key, 0)
+
     def _check(self, before: View, action: Action) -> None:
         by_id = {i.instance_id: i for i in before.instances}
+        if isinstance(action, Move):
+            moved = by_id[action.instance_id]
+            assert moved.running
+            assert action.plan.context > moved.plan.context
         if isinstance(action, Stop | Yield):
             gone = by_id[action.instance_id]
             assert gone.state is InstanceState.READY
@@ -277,4 +302,6 @@ async def test_whatever_happens_nobody_is_cut_starved_or_given_what_is_not_there
         simulated.step()
 
     assert simulated.served > 20
+    is_client = simulated.settings.context_policy is ContextPolicy.CLIENT
+    assert bool(simulated.moved) is not is_client
     assert simulated.refused <= {ModelId("never")}

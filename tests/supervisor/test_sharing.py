@@ -115,19 +115,36 @@ async def test_sizes_of_context_asked_for_in_turn_cost_one_launch_more(
         assert world.seen().plan.n_ctx == 2 * 4096  # each of its two slots has it
 
 
-async def test_a_running_request_is_finished_before_a_larger_context_is_loaded(
+async def test_a_running_request_goes_along_to_a_larger_context_and_keeps_nobody_waiting(
     fleet_world: MakeWorld,
 ) -> None:
-    async with fleet_world(finish_s=0.0) as world:
+    async with fleet_world() as world:
+        await configured(world)
+        async with world.fleet.lease(TINY, caller="a") as lease, asyncio.timeout(15):
+            async with world.fleet.lease(TINY, caller="b", context=4096) as larger:
+                assert larger.instance_id != lease.instance_id
+            assert "context 4096 is asked for" in (world.fleet.moved(lease) or "")
+            async with world.fleet.lease(TINY, caller="a", after=lease) as following:
+                assert following.context == 4096
+        assert (await world.kinds()).count("migration.done") == 1
+
+
+async def test_where_the_larger_launch_does_not_load_the_running_request_is_finished_first(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world() as world:
         await configured(world)
         async with world.fleet.lease(TINY, caller="a"):
             first = world.pid()
+            world.order(exit_code=1)
             larger = asyncio.create_task(world.served_by(context=4096))
             await world.until_state(InstanceState.DRAINING)
             assert not is_gone(first)
-            assert not larger.done()
+            world.order()
 
-        assert await larger != first
+        async with asyncio.timeout(15):
+            assert await larger != first
+        assert (await world.kinds()).count("migration.failed") == 1
 
 
 async def test_a_context_that_was_kept_is_launched_with_and_planned_with_until_forgotten(

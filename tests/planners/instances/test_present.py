@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from planners.instances.actions import Action, Allow, Refuse, Restart, Start, Stop, Yield
+from planners.instances.actions import Action, Allow, Move, Refuse, Restart, Start, Stop, Yield
 from planners.instances.present import still_true
 from planners.plan import InstanceId
 from planners.reconcile import reconcile
@@ -208,12 +208,13 @@ FOR_CONTEXT = (
     Stop(InstanceId("i-a"), "context 4096 is asked for", finishes=True),
     Yield(InstanceId("i-a"), "context 4096 is asked for"),
     Allow(InstanceId("i-a"), 4096, "no room"),
+    Move(InstanceId("i-a"), busy(A).plan, busy(A).launch_key, "context 4096 is asked for"),
 )
 
 
-@pytest.mark.parametrize("action", FOR_CONTEXT, ids=["stop", "yield", "allow"])
+@pytest.mark.parametrize("action", FOR_CONTEXT, ids=["stop", "yield", "allow", "move"])
 def test_what_is_done_for_a_context_holds_while_somebody_waits_for_one(
-    action: Stop | Yield | Allow,
+    action: Stop | Yield | Allow | Move,
 ) -> None:
     before = wanting(busy(A), context=4096)
 

@@ -270,11 +270,15 @@ def test_a_recurrent_state_goes_along_only_where_a_reply_ended_exactly_there() -
     assert [move.way for move in plan.slots] == [Way.RESTORED, Way.RECOMPUTED, Way.RESTORED]
 
 
-def test_a_reply_that_can_neither_be_continued_nor_replayed_ends_first() -> None:
+def test_a_reply_that_goes_on_only_on_the_same_math_ends_first_where_that_is_another() -> None:
+    alike = replace(RUNNING, n_ctx=4 * 1024)
+
     plan = moved(occupied=[replace(BUSY, can_pause=False)])
+    along = moved(alike, occupied=[replace(BUSY, can_pause=False)])
 
     assert plan.steps[:3] == (StartTarget(), Hold(), Finish(1))
     assert not any(isinstance(step, Park | Resume) for step in plan.steps)
+    assert Park((1,)) in along.steps
 
 
 def test_what_does_not_fit_the_smaller_context_ends_first_or_is_forgotten() -> None:

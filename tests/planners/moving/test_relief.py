@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from planners.hardware import HOST, DeviceId
 from planners.model import ServedModel
-from planners.moving.relief import last_resort, limited, over_limits, rise, ways
+from planners.moving.relief import last_resort, limited, ours_bytes, over_limits, rise, ways
 from planners.placement import plan_launch
 from planners.plan import InstanceId, LaunchPlan
 from planners.pressure import Kind, relief
@@ -26,7 +26,7 @@ def on_card(
     plan = plan_launch(model, hardware=FULL, engines=(CUDA,), rules=RULES, promised={})
     assert isinstance(plan, LaunchPlan)
     assert plan.n_gpu_layers == model.info.n_layer + 1
-    return seen(model, state, plan=plan, **facts)
+    return seen(model, state, plan=plan, **{"last_used_s": NOW_S - 60, **facts})
 
 
 def world(*instances: Observed, free_gib: float = 20.0) -> View:
@@ -55,6 +55,22 @@ def test_one_in_use_only_moves_with_its_context_slots_and_cache_types() -> None:
     assert way.plan is not None
     same = ("context", "n_parallel", "type_k", "type_v", "flash_attn")
     assert all(getattr(way.plan, name) == getattr(busy.plan, name) for name in same)
+
+
+def test_one_that_answered_a_moment_ago_ends_only_where_nothing_else_is_enough() -> None:
+    warm = on_card(last_used_s=NOW_S - 5)
+    both = world(warm, on_card(B))
+
+    alone = ways(world(warm), {CARD: 512 * MIB}, now_s=NOW_S)
+    beside = ways(both, {CARD: 512 * MIB}, now_s=NOW_S)
+    all_of_it = ours_bytes(both.hardware, both.instances)[CARD]
+
+    assert [way.option.kind for way in alone] == [Kind.UNLOAD_WARM, Kind.MIGRATE]
+    assert [o.kind for o in relief([w.option for w in alone], {CARD: 512 * MIB})] == [Kind.MIGRATE]
+    (chosen,) = relief([way.option for way in beside], {CARD: 512 * MIB})
+    assert (chosen.kind, chosen.instance_id) == (Kind.UNLOAD, "b")
+    most = relief([way.option for way in beside], {CARD: all_of_it})
+    assert {o.kind for o in most} == {Kind.UNLOAD, Kind.UNLOAD_WARM}
 
 
 @pytest.mark.parametrize(
@@ -133,7 +149,8 @@ CACHE = 256 * MIB
 
 def caching(**facts: Any) -> Observed:
     """A model on the host that may save prompts, and is pinned where it is said."""
-    return seen(A, plan=replace(planned(A), cache_ram_mib=256), **facts)
+    used = {"last_used_s": NOW_S - 60, **facts}
+    return seen(A, plan=replace(planned(A), cache_ram_mib=256), **used)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from planners.moving.slot_file import (
     Span,
     bridged,
     reading,
+    reading_ids,
     slot_file_bytes,
     slot_memory,
 )
@@ -77,6 +78,23 @@ def layout_of(data: bytes, memory: SlotMemory = PLAIN) -> SlotLayout:
     raise AssertionError("no end")
 
 
+def ids_of(data: bytes) -> tuple[int, ...]:
+    """The tokens that a file of these bytes tells."""
+    steps = reading_ids(file_bytes=len(data))
+    wanted = next(steps)
+    while True:
+        try:
+            wanted = steps.send(data[wanted.at : wanted.end])
+        except StopIteration as done:
+            found: tuple[int, ...] = done.value
+            return found
+
+
+def headed(*words: int) -> bytes:
+    """The head of a file with these words where its tokens are."""
+    return struct.pack(f"<III{len(words)}i", MAGIC, VERSION, len(words), *words)
+
+
 def rewritten(data: bytes, layout: SlotLayout, *, n_stream: int) -> bytes:
     parts = bridged(layout, n_stream=n_stream)
     return b"".join(p if isinstance(p, bytes) else data[p.at : p.end] for p in parts)
@@ -87,6 +105,35 @@ def test_a_file_tells_its_streams_and_its_tokens() -> None:
 
     assert layout.n_stream == 4
     assert layout.n_cells == layout.n_ids == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "ids"),
+    [
+        ((5, 7, 7), (5, 7, 7)),
+        ((-1, 1, 3, 5, 7, 7, 0), (5, 7, 7)),
+        ((-1, 1, 0, 0), ()),
+        ((-1, 1, 3, 5, -1, 7, 1, 4), ()),
+        ((-1, 1, 9, 5, 7, 7, 0), ()),
+        ((-1, 1, -9, 5, 7, 7, 0), ()),
+        ((-1, 2, 3, 5, 7, 7, 0), ()),
+        ((5, -1, 7), ()),
+        ((), ()),
+    ],
+    ids=[
+        "plain", "packed", "an empty slot's", "with an image", "cut short", "of a count below none",
+        "packed in another way", "plain, with an image", "none",
+    ],
+)  # fmt: skip
+def test_a_file_tells_its_tokens_where_all_of_them_are_words(
+    words: tuple[int, ...], ids: tuple[int, ...]
+) -> None:
+    assert ids_of(headed(*words)) == ids
+
+
+def test_tokens_beyond_a_files_end_are_refused() -> None:
+    with pytest.raises(SlotFileError, match="truncated"):
+        ids_of(headed(1, 2, 3)[:-1])
 
 
 @given(

@@ -1,10 +1,9 @@
 """Callers who want more context than is loaded."""
 
-import pytest
 from msgspec.structs import replace
 
 from planners.hardware import HOST
-from planners.instances.actions import Action, Allow, Start, Stop, Yield
+from planners.instances.actions import Action, Allow, Move, Start, Stop, Yield
 from planners.model import ServedModel
 from planners.plan import LaunchPlan
 from planners.reconcile import reconcile
@@ -41,13 +40,34 @@ def started(told: View) -> LaunchPlan:
     return start.plan
 
 
-@pytest.mark.parametrize("loaded", [seen(A), busy(A)], ids=["idle", "in use"])
-def test_a_larger_context_drains_the_instance_and_cuts_nothing(loaded: Observed) -> None:
-    (stop,) = actions(wanting(8192, loaded))
+ASKED = "context 8192 is asked for, 2048 is loaded"
 
-    assert stop == Stop(
-        loaded.instance_id, "context 8192 is asked for, 2048 is loaded", finishes=True
-    )
+
+def test_a_larger_context_moves_what_is_in_use() -> None:
+    loaded = busy(A)
+
+    (move,) = actions(wanting(8192, loaded))
+
+    assert isinstance(move, Move)
+    assert (move.instance_id, move.launch_key) == (loaded.instance_id, loaded.launch_key)
+    assert (move.plan.context, move.reason) == (8192, ASKED)
+
+
+def test_a_larger_context_ends_what_nobody_uses() -> None:
+    loaded = seen(A)
+
+    assert actions(wanting(8192, loaded)) == (Stop(loaded.instance_id, ASKED, finishes=True),)
+
+
+def test_where_the_larger_launch_did_not_come_to_serve_replies_are_finished_first() -> None:
+    loaded = busy(A)
+    told = replace(wanting(8192, loaded), unmoved={A.model_id: loaded.launch_key})
+
+    assert actions(told) == (Stop(loaded.instance_id, ASKED, finishes=True),)
+
+
+def test_what_moved_just_now_serves_awhile_before_a_still_larger_context() -> None:
+    assert actions(replace(wanting(8192, busy(A)), resting=frozenset((A.model_id,)))) == ()
 
 
 def test_the_next_launch_has_what_was_asked_for() -> None:

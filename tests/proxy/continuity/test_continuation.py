@@ -15,11 +15,12 @@ from proxy.continuity.continuation import (
     Resend,
     Way,
     asked_by,
+    goes_on_anywhere,
     seed_member,
     way_on,
     written,
 )
-from proxy.continuity.delivered import CONTENT, REASONING, Channel, Kind, Told
+from proxy.continuity.delivered import CONTENT, REASONING, Channel, Kind, Progress, Told
 
 USER = {"role": "user", "content": "Hi"}
 GREEDY = {"temperature": 0, "seed": 1}
@@ -93,6 +94,21 @@ def test_a_text_goes_on_from_a_longer_prompt(kind: Kind, prompt: Any, longer: An
     assert added(found) == {"prompt": longer}
 
 
+@pytest.mark.parametrize("kind", [Kind.TEXT, Kind.COMPLETION])
+@pytest.mark.parametrize("prompt", ["Once", [1, 2, 3], ["Once ", 5]])
+def test_a_text_goes_on_from_the_tokens_that_it_was_written_in(kind: Kind, prompt: Any) -> None:
+    found = way_on(
+        asked(prompt=prompt, **GREEDY),
+        told("\n\n", kind=kind),
+        keeps_math=True,
+        is_restored=True,
+        sent_tokens=2,
+        ids=(1, 2, 3, 198, 198),
+    )
+
+    assert added(found) == {"prompt": [1, 2, 3, 198, 198]}
+
+
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
 def test_only_what_is_left_may_still_be_written(name: str) -> None:
     assert added(way({name: 10}, sent_tokens=3))[name] == 7
@@ -137,7 +153,28 @@ def test_a_sampled_reply_goes_on_with_other_chances() -> None:
 def test_after_a_crash_the_same_math_writes_any_reply_again(
     members: dict[str, Any], so_far: Told
 ) -> None:
-    assert isinstance(way(members, so_far, keeps_math=True), Replay)
+    found = way(members, so_far, keeps_math=True)
+
+    assert isinstance(found, Replay)
+    assert not found.otherwise
+
+
+@pytest.mark.parametrize(
+    ("prompt", "extra"),
+    [
+        (Progress(total=9, cache=0), b'"cache_prompt":false'),
+        (Progress(total=9, cache=4), b""),
+        (None, b""),
+    ],
+    ids=["read whole", "partly cached", "not told"],
+)
+def test_a_prompt_that_was_read_whole_is_read_whole_again(
+    prompt: Progress | None, extra: bytes
+) -> None:
+    so_far = told(texts={(0, "tool 0 "): "{"})
+    so_far.prompt = prompt
+
+    assert way({}, so_far, keeps_math=True, is_restored=True) == Replay(extra)
 
 
 def test_without_a_seed_nothing_is_written_again() -> None:
@@ -171,13 +208,16 @@ def test_without_a_seed_nothing_is_written_again() -> None:
         pytest.param({"prompt": {"a": 1}}, told(kind=Kind.TEXT), "neither", id="an odd prompt"),
     ],
 )
-def test_on_other_math_what_text_cannot_carry_is_told_to_the_caller(
+def test_on_other_math_what_text_cannot_carry_is_written_again_if_it_comes_out_so(
     members: dict[str, Any], so_far: Told, says: str, is_restored: bool
 ) -> None:
     found = way(members, so_far, is_restored=is_restored)
+    drawn = way({"temperature": 0.8, "seed": -1, **members}, so_far, is_restored=is_restored)
 
-    assert isinstance(found, Impossible)
-    assert says in found.reason
+    assert isinstance(found, Replay)
+    assert says in found.otherwise
+    assert isinstance(drawn, Impossible)
+    assert says in drawn.reason
 
 
 @pytest.mark.parametrize(
@@ -190,6 +230,31 @@ def test_a_chat_goes_on_within_its_grammar_though_in_other_words(members: dict[s
 
     assert isinstance(found, Continue)
     assert not found.is_exact
+
+
+@pytest.mark.parametrize(
+    ("members", "kind", "anywhere"),
+    [
+        ({}, Kind.CHAT, True),
+        ({"response_format": {"type": "json_object"}}, Kind.CHAT, True),
+        ({"tools": [{}]}, Kind.CHAT, False),
+        ({"tools": [{}], "response_format": {"type": "json_object"}}, Kind.CHAT, False),
+        ({"n": 2}, Kind.CHAT, False),
+        ({"prompt": "a", "max_tokens": 5}, Kind.TEXT, True),
+        ({"prompt": ["a", "b"]}, Kind.TEXT, False),
+        ({"prompt": "a", "echo": True}, Kind.TEXT, False),
+        ({"prompt": "a", "grammar": "root ::= [a]"}, Kind.COMPLETION, False),
+        ({"prompt": "a"}, Kind.INFILL, False),
+    ],
+    ids=[
+        "a chat", "JSON", "tools", "tools and JSON", "choices", "a text", "texts", "an echo",
+        "a grammar of a raw completion", "a gap",
+    ],
+)  # fmt: skip
+def test_what_text_carries_goes_on_anywhere(
+    members: dict[str, Any], kind: Kind, anywhere: bool
+) -> None:
+    assert goes_on_anywhere(asked(**members), kind) is anywhere
 
 
 @pytest.mark.parametrize("format_", [None, {"type": "text"}])
@@ -278,4 +343,4 @@ def test_every_request_has_a_way_and_each_continuation_is_a_request(
         assert all(limit > 0 for limit in limits)
         assert keeps_math or not found.is_exact
     if isinstance(found, Replay):
-        assert keeps_math
+        assert keeps_math or found.otherwise

@@ -146,7 +146,7 @@ async def gone_on(
             return GoneOn(way, told, delivered)
         case Resend() | Replay() | Continue():
             splice = Splice(way, told, prompt=progress[-1])
-            extra = way.extra if isinstance(way, Continue) else b'"id_slot":0'
+            extra = b'"id_slot":0' if isinstance(way, Resend) else way.extra or b'"id_slot":0'
             again = await pair.second.events(path, b"".join(amended(sent, extra)))
             rest = [taken for e in again if (taken := splice.take(e)) is not None]
     if saved is not None:
@@ -299,9 +299,11 @@ async def test_a_tool_call_goes_on_under_its_first_id(short_dir: Path) -> None:
             assert_one_reply(found, whole)
             named = [event for event in found.events if b'"name":"weather"' in event]
             assert len(named) == len(found.told.call_ids) == 1
-        refused = await gone_on(children, Kind.CHAT, told, cut=6, keeps_math=False)
+        again = await gone_on(children, Kind.CHAT, told, cut=6, keeps_math=False)
 
-    assert isinstance(refused.way, Impossible)
+    assert isinstance(again.way, Replay)
+    assert "a tool call was begun" in again.way.otherwise
+    assert_one_reply(again, whole)
 
 
 async def test_a_thought_is_gone_on_with_by_thinking_it_again(short_dir: Path) -> None:

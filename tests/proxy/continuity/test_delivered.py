@@ -1,5 +1,4 @@
 import json
-import sys
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from proxy.continuity import delivered
 from proxy.continuity.delivered import (
     CONTENT,
     KEPT_BYTES,
+    PACKED_BYTES,
     REASONING,
     Delivered,
     Kind,
@@ -109,6 +109,7 @@ def test_a_stream_beyond_its_bound_is_not_kept_at_all() -> None:
 
     assert not found.is_whole
     assert found.kept_bytes == 0
+    assert found.held_bytes < 1000
 
 
 @given(st.lists(st.text(min_size=1, max_size=20), min_size=50, max_size=300))
@@ -117,8 +118,17 @@ def test_no_more_is_kept_than_twice_what_went_out(texts: list[str]) -> None:
 
     found = kept(*events)
 
-    held = sys.getsizeof(found) + sys.getsizeof(found._kept)
-    assert held <= 2 * sum(map(len, events))
+    assert found.held_bytes <= 2 * sum(map(len, events))
+    assert told_by(found, Kind.CHAT).content == "".join(texts)
+
+
+def test_of_a_long_stream_less_is_held_than_its_text_takes_in_any_dialect() -> None:
+    texts = [f" word {n}" for n in range(2000)]
+
+    found = kept(*(chat({"content": text}) for text in texts))
+
+    assert found.held_bytes < 2 * PACKED_BYTES
+    assert found.kept_bytes > 6 * PACKED_BYTES
     assert told_by(found, Kind.CHAT).content == "".join(texts)
 
 

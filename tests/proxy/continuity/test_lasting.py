@@ -147,13 +147,26 @@ async def test_on_other_math_a_stream_goes_on_from_its_text(tmp_path: Path, form
 
 
 @pytest.mark.llama
+async def test_on_other_math_a_tool_call_that_comes_out_the_same_goes_on(tmp_path: Path) -> None:
+    route = "/v1/chat/completions"
+    async with engine(tmp_path, template=HERMES) as (fleet, served):
+        alone = heard(route, await whole(served, route, TOOLS))
+        anew(fleet)
+        found = await broken(fleet, served, route, TOOLS, at=6, lost=lambda: other_math(fleet))
+
+    assert heard(route, found) == alone
+    assert [way for way, _ in fleet.resumptions] == ["replay"]
+
+
+@pytest.mark.llama
 async def test_on_other_math_the_caller_of_a_tool_is_told_why_it_cannot_go_on(
     tmp_path: Path,
 ) -> None:
     route = "/v1/chat/completions"
     async with engine(tmp_path, template=HERMES) as (fleet, served):
-        at = 6
-        found = await broken(fleet, served, route, TOOLS, at=at, lost=lambda: other_math(fleet))
+        found = await broken(
+            fleet, served, route, TOOLS, at=8, lost=lambda: other_math(fleet, *HALF_AS_FAR)
+        )
 
     *_, last = [line for line in found.splitlines() if line]
     error = json.loads(last.removeprefix("data: "))["error"]
@@ -163,9 +176,13 @@ async def test_on_other_math_the_caller_of_a_tool_is_told_why_it_cannot_go_on(
     assert fleet.resumptions == []
 
 
-def other_math(fleet: FleetOfOne) -> None:
-    """What comes next computes on another backend, by its plan."""
+HALF_AS_FAR = ("--rope-freq-scale", "0.5")
+
+
+def other_math(fleet: FleetOfOne, *flags: str) -> None:
+    """What comes next computes on another backend, by its plan; and otherwise, with `flags`."""
     fleet.plan = replace(fleet.plan, backend="vulkan")
+    fleet.argv = (*fleet.argv, *flags)
 
 
 @asynccontextmanager

@@ -155,6 +155,19 @@ def call(arguments: str, *, name: str | None = None, id_: str | None = None) -> 
     return {"tool_calls": [{"index": 0, **head, "function": function}]}
 
 
+def test_a_replay_that_says_what_was_to_be_called_is_no_reply() -> None:
+    so_far = told(chunk(call('{"a', name="f", id_="first")))
+
+    with pytest.raises(Diverged):
+        spliced(Splice(Replay(), so_far), said("I do not know."))
+
+
+def test_a_call_that_follows_a_text_is_new_once_the_text_was_written_again() -> None:
+    found = spliced(Splice(Replay(), BEGUN), said("Hello"), chunk(call("{", name="f", id_="one")))
+
+    assert [event["choices"][0]["delta"] for event in found] == [call("{", name="f", id_="one")]
+
+
 def test_a_replayed_tool_call_keeps_the_id_that_its_caller_knows() -> None:
     so_far = told(chunk(call('{"a', name="f", id_="first")))
 
@@ -206,6 +219,17 @@ def test_the_end_of_a_choice_that_was_told_is_not_told_again() -> None:
     found = spliced(Splice(Replay(), before), *again, raw("", index=1, stop=True))
 
     assert [(event["index"], event["content"]) for event in found] == [(1, "od"), (1, "")]
+
+
+def test_the_end_of_a_raw_reply_has_the_prompt_of_its_caller() -> None:
+    end = {"index": 0, "content": "", "stop": True, "prompt": "Once. Hello"}
+
+    (found,) = spliced(
+        Splice(ON, told(raw("Hello"), kind=Kind.COMPLETION)),
+        json.dumps(end | {"tokens_evaluated": 9, "tokens_predicted": 2}).encode(),
+    )
+
+    assert found["prompt"] == "Once. "
 
 
 def test_an_error_of_the_second_child_is_passed_on() -> None:

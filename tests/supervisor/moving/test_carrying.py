@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from planners.moving.by_hand import BadMove, ByHand
 from planners.settings import MemoryRule
 from planners.view import InstanceState
-from supervisor.moving.carrying import Moved, MoveFailed
+from supervisor.moving.move import Moved, MoveFailed, Step
 from tests.fakes.fleet_world import RULES, TINY, MakeWorld, World
 from tests.fakes.processes import is_gone
 
@@ -139,17 +139,34 @@ async def test_a_model_unloaded_while_its_next_launch_loads_does_not_come_back(
         await world.until(lambda: not world.fleet.running())
 
 
-async def test_what_can_not_pause_ends_first(fleet_world: MakeWorld) -> None:
+async def test_what_can_not_pause_ends_first_where_the_math_is_another(
+    fleet_world: MakeWorld,
+) -> None:
     async with fleet_world() as world:
         async with world.fleet.lease(TINY, caller="a", can_pause=False) as lease:
             pid = world.pid()
-            moving = asyncio.create_task(moved(world, parallel=3))
-            await world.until(lambda: len(world.fleet.running()) == 2)
-            await world.until(lambda: world.fleet.running()[1].pid is not None)
-            await asyncio.sleep(0.3)
+            world.rule(replace(RULES, type_k="q8_0"))
+            await world.until(lambda: Step.CUTTING in steps(world))
             assert world.fleet.moved(lease) is None
             assert not is_gone(pid)
-        await moving
+        await world.until(lambda: world.fleet.moved(lease) is not None)
+        await world.until(lambda: len(world.fleet.running()) == 1)
+        assert world.seen().plan.type_k == "q8_0"
+
+
+async def test_what_can_not_pause_goes_along_on_the_same_math(fleet_world: MakeWorld) -> None:
+    async with (
+        fleet_world() as world,
+        world.fleet.lease(TINY, caller="a", can_pause=False) as lease,
+    ):
+        await moved(world, parallel=3)
+
+        assert world.fleet.moved(lease) is not None
+
+
+def steps(world: World) -> list[Step]:
+    """What each move under way is at."""
+    return [move.step for move in world.fleet.moving.seen()]
 
 
 @pytest.mark.parametrize("has_room", [True, False], ids=["beside", "after"])

@@ -97,7 +97,9 @@ async def test_a_slot_is_carried_to_a_child_of_another_slot_count(
     async with real_child(short_dir, n_parallel=n_before) as first:
         began = await told(first, PROMPT, slot=slot)
         file = await saved(first, slot, on=kept)
+        ids = await kept.ids(file)
         whole = await told(first, PROMPT, slot=slot, n=16)
+        prompt = await ids_of(first, PROMPT)
     async with real_child(short_dir, n_parallel=n_after) as second:
         file = kept.moved(file, second.folder)
         with pytest.raises(SlotNotRestored):
@@ -109,6 +111,7 @@ async def test_a_slot_is_carried_to_a_child_of_another_slot_count(
         assert list(second.folder.iterdir()) == [file.path]
     assert began["content"] + went_on["content"] == whole["content"]
     assert went_on["timings"]["prompt_n"] == 1
+    assert ids == (*prompt, *began["tokens"][:-1])  # the last one was told, and not yet computed
     assert kept.used_bytes == file.n_bytes
 
 
@@ -377,3 +380,17 @@ def test_what_a_dead_daemon_left_is_removed_and_nothing_else(tmp_path: Path) -> 
 
     assert not left.exists()
     assert (other / "slot-0-1.bin").exists()
+
+
+@pytest.mark.llama
+async def test_more_conversations_than_slots_are_found_again_though_all_name_the_same_slot(
+    short_dir: Path,
+) -> None:
+    """Requests name the lowest free slot: who talks in turn shares one, and its saved prompts."""
+    prompts = [f"{n}. {PROMPT}" for n in range(6)]
+    async with real_child(short_dir, n_parallel=4, flags=("-cram", "64")) as child:
+        first = [await told(child, prompt, slot=0) for prompt in prompts]
+        again = [await told(child, prompt, slot=0) for prompt in prompts]
+
+    assert [each["timings"]["cache_n"] for each in first] == [0] * 6
+    assert [each["timings"]["prompt_n"] for each in again] == [1] * 6
