@@ -41,6 +41,8 @@ class PressureRules(Struct, frozen=True):
     """Memory must have been plenty for so long before anything moves up."""
     rise_cooldown_s: float = 600.0
     """Between two upward moves of one model, and from a move down to the next one up."""
+    warm_s: float = 30.0
+    """After its last answer a model is no idle one: somebody reads it, and asks again."""
 
 
 DEFAULT_RULES = PressureRules()

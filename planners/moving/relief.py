@@ -16,7 +16,7 @@ from planners.layout.budget import freed
 from planners.layout.prompt_cache import saved_prompts_bytes
 from planners.moving.migration import shape_of
 from planners.plan import InstanceId, LaunchPlan
-from planners.pressure import Kind, Option, Rise
+from planners.pressure import DEFAULT_RULES, Kind, Option, Rise
 from planners.settings import PlacementRules
 from planners.speed import PROMPT_WEIGHT
 from planners.view import InstanceState, Observed, View
@@ -25,7 +25,6 @@ from planners.waiting.turns import evictable
 LEAST_GAIN = 0.1  # tokens/s
 LEAST_CACHE_BYTES = 64 << 20  # of saved prompts: for fewer no launch is worth its while
 LEAST_CONTEXT = 4096  # that an automatic context shrinks to, as placement leaves no less by itself
-WARM_S = 30.0  # after its last answer: somebody reads it, and asks again
 SHRINKS = (2, 4, 8)  # parts of the context that are tried
 
 
@@ -82,12 +81,14 @@ def ways(
     missing: Mapping[DeviceId, int],
     *,
     now_s: float,
+    warm_s: float = DEFAULT_RULES.warm_s,
     caches: Mapping[InstanceId, int] | None = None,
 ) -> list[Way]:
     """What each ready instance could do for the places that are short of `missing` bytes.
 
-    `caches`: what saved prompts really take of the host, by instance, where they are counted; else
-    as much counts as they may.
+    `warm_s`: for how long after its last answer a model is let go last. `caches`: what saved
+    prompts really take of the host, by instance, where they are counted; else as much counts as
+    they may.
     """
     evicted = {seen.instance_id for seen in evictable(view, now_s=now_s, lingering=True)}
     found: list[Way] = []
@@ -100,7 +101,7 @@ def ways(
         if seen.idle_since_s is not None and not seen.waiting and HOST in missing:
             found += _without_prompts(view, seen, caches)
         if seen.instance_id in evicted:
-            is_warm = now_s - seen.last_used_s < WARM_S
+            is_warm = now_s - seen.last_used_s < warm_s
             kind = Kind.UNLOAD_WARM if is_warm else Kind.UNLOAD
             option = Option(kind, key_of(seen), mine, last_used_s=seen.last_used_s)
             found.append(Way(option, seen, None))

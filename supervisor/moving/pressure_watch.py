@@ -268,7 +268,7 @@ class PressureWatch:
         caches: Mapping[InstanceId, int] | None = None,
     ) -> list[Way]:
         models = [seen.model_id for seen in view.instances]
-        think = partial(ways, view, missing, now_s=now_s, caches=caches)
+        think = partial(ways, view, missing, now_s=now_s, warm_s=self.rules.warm_s, caches=caches)
         return await self._watched.planner.thought(think, models[0])
 
     async def _act(self, chosen: Iterable[Way], reason: str, *, is_order: bool) -> None:

@@ -18,8 +18,9 @@ from supervisor.moving.pressure_watch import NoSuchPlace, Yielded
 from tests.fakes.fleet_world import TINY, MakeWorld, World
 
 QUICK = PressureRules(
-    low_bytes=GIB, high_bytes=2 * GIB, dwell_s=0.0, cooldown_s=0.0, calm_s=0.5, rise_cooldown_s=0.5
-)
+    low_bytes=GIB, high_bytes=2 * GIB, dwell_s=0.0, cooldown_s=0.0, calm_s=0.5, rise_cooldown_s=0.5,
+    warm_s=0.0,
+)  # fmt: skip
 CARD = Sighting(
     source="cpu",  # the backend of an engine that lists no device
     name="a card",
@@ -68,6 +69,7 @@ async def test_a_yield_unloads_what_is_idle_and_holds_until_it_is_taken_back(
 ) -> None:
     card = OneCard()
     async with fleet_world(sources=(card,)) as world:
+        world.fleet.pressure.rules = QUICK
         await world.served_by()
         assert layers(world)
 
