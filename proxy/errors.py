@@ -40,6 +40,8 @@ class BadRequest(ProxyError):
     code: str | None = None
     challenge: str | None = None
     """WWW-Authenticate of the reply, where another key would help."""
+    remedy = ""
+    """What to do, where the message is one that clients know as it is."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         self.param = param
@@ -266,8 +268,8 @@ class Answer(msgspec.Struct, frozen=True):
     code: str | None = None
     param: str | None = None
     retry_after_s: float | None = None
-    facts: Mapping[str, int] = msgspec.field(default_factory=dict)
-    """Numbers that go beside the message."""
+    facts: Mapping[str, int | str] = msgspec.field(default_factory=dict)
+    """What goes beside the message, by its name."""
     is_final: bool = False
     """Asking again would do harm: the clients of OpenAI and Anthropic heed the header."""
     challenge: str | None = None
@@ -292,10 +294,11 @@ def answer(exc: Exception, dialect: Dialect) -> Answer | None:
     text = str(exc)
     match exc:
         case BadRequest():
-            kind, challenge = _kind(exc.status), exc.challenge
+            remedy = {"remedy": exc.remedy} if exc.remedy else {}
             return Answer(
-                exc.status, kind, text, code=exc.code, param=exc.param, challenge=challenge
-            )
+                exc.status, _kind(exc.status), text, code=exc.code, param=exc.param,
+                challenge=exc.challenge, facts=remedy,
+            )  # fmt: skip
         case BadDuration():
             return Answer(400, _kind(400), f"keep_alive: {text}", param="keep_alive")
         case PromptTooLong():

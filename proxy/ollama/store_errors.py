@@ -20,6 +20,7 @@ from supervisor.store.errors import (
 )
 from supervisor.store.manifest import BadManifest
 from supervisor.store.names import BadStoreName, StoreName, parse_name
+from supervisor.store.pull_errors import PullError
 
 _STATUSES: dict[type[SupervisorError], tuple[int, str]] = {
     NotStored: (404, "model_not_found"),
@@ -40,7 +41,10 @@ class StoreRefused(BadRequest):
     def __init__(self, exc: SupervisorError) -> None:
         told = (_STATUSES[kind] for kind in type(exc).__mro__ if kind in _STATUSES)
         self.status, self.code = next(told, (500, "store_failed"))
-        super().__init__(str(exc))
+        words = str(exc)
+        if isinstance(exc, PullError) and exc.ollamas:
+            words, self.remedy = exc.ollamas, exc.remedy
+        super().__init__(words)
 
 
 @contextmanager

@@ -10,26 +10,41 @@ MAX_LISTED = 30  # files named in an error
 class PullError(StoreError):
     """A model did not come."""
 
+    ollamas = ""
+    """Ollama's own words for it, which clients may know it by; "" where it has none."""
+    remedy = ""
+    """What to do, where `ollamas` is all that is said beside it."""
 
-class NoSuchModel(PullError):
+
+class NotThere(PullError):
+    """Whoever was asked has nothing of that name."""
+
+    ollamas = "pull model manifest: file does not exist"
+
+    def __init__(self, remedy: str) -> None:
+        self.remedy = remedy
+        super().__init__(f"{self.ollamas}; {remedy}")
+
+
+class NoSuchModel(NotThere):
     """The registry has no model of that name."""
 
     def __init__(self, name: str, *, host: str) -> None:
         self.name, self.host = name, host
-        super().__init__(
-            f"pull model manifest: file does not exist; {host} has no {name}: check its name and"
-            " its tag"
-        )
+        super().__init__(f"{host} has no {name}: check its name and its tag")
 
 
 class InsecureProtocol(PullError):
     """A name says http://, and nobody said that it may."""
 
+    ollamas = "insecure protocol http"
+    remedy = (
+        'name the registry without http://, or pull with --insecure ("insecure": true) where no'
+        " TLS is meant"
+    )
+
     def __init__(self) -> None:
-        super().__init__(
-            "insecure protocol http; name the registry without http://, or pull with --insecure"
-            ' ("insecure": true) where no TLS is meant'
-        )
+        super().__init__(f"{self.ollamas}; {self.remedy}")
 
 
 class RegistryRefused(PullError):
@@ -103,7 +118,7 @@ class WrongBytes(PullError):
         )
 
 
-class NoSuchRepository(PullError):
+class NoSuchRepository(NotThere):
     """A hub shows no repository of that name, not to us."""
 
     def __init__(self, *, host: str, repository: str, has_token: bool) -> None:
@@ -113,10 +128,7 @@ class NoSuchRepository(PullError):
             if has_token
             else "one that is private needs HF_TOKEN in the daemon's environment"
         )
-        super().__init__(
-            f"pull model manifest: file does not exist; {host} shows no repository {repository}:"
-            f" check its name; {private}"
-        )
+        super().__init__(f"{host} shows no repository {repository}: check its name; {private}")
 
 
 class Gated(PullError):

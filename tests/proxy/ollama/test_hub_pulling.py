@@ -227,7 +227,7 @@ async def test_what_is_not_for_everybody_is_refused_with_what_to_do(
         setattr(at.hub, gate, True)
         lines = await at.pull()
 
-    assert says in lines[-1]["error"]
+    assert says in lines[-1]["error"] + lines[-1].get("remedy", "")
     assert "manifests" not in " ".join(as_it_lies(at.fleet.own))
 
 
@@ -235,7 +235,7 @@ async def test_what_is_not_for_everybody_is_refused_with_what_to_do(
     ("model", "says"),
     [
         (f"{NAME}:Q2_K", "has no Q2_K; pull one of Q4_K_M, Q8_0"),
-        ("hf.co/org/none", "file does not exist; 127.0.0.1"),
+        ("hf.co/org/none", "shows no repository org/none: check its name"),
     ],
 )
 async def test_what_is_not_there_is_told_with_what_is(
@@ -244,7 +244,7 @@ async def test_what_is_not_there_is_told_with_what_is(
     async with puller(tmp_path) as at:
         lines = await at.pull(model)
 
-    assert says in lines[-1]["error"]
+    assert says in lines[-1]["error"] + lines[-1].get("remedy", "")
     assert at.fleet.events[-1][0] == "pull.failed"
 
 

@@ -325,10 +325,11 @@ async def test_an_unknown_model_is_told_as_ollama_does(tmp_path: Path) -> None:
         told = {"model": at.registry.name("none:1"), "insecure": True, "stream": False}
         whole = await at.client.post("/api/pull", json=told)
 
-    says = "pull model manifest: file does not exist; "
+    says = "pull model manifest: file does not exist"
     assert lines[0] == {"status": "pulling manifest"}
-    assert lines[1]["error"].startswith(f"{says}127.0.0.1:{at.registry.port} has no")
-    assert (whole.status_code, whole.json()["error"][: len(says)]) == (500, says)
+    assert lines[1]["error"] == says
+    assert lines[1]["remedy"].startswith(f"127.0.0.1:{at.registry.port} has no")
+    assert (whole.status_code, whole.json()["error"]) == (500, says)
 
 
 @pytest.mark.parametrize(
@@ -339,8 +340,7 @@ async def test_an_unknown_model_is_told_as_ollama_does(tmp_path: Path) -> None:
         ({"model": "../../x"}, 400, "invalid model name"),
         ({"model": "127.0.0.1:1:2/library/tiny"}, 400, "invalid model name"),
         ({"model": "http://127.0.0.1:9/a/b"}, 500,
-         "insecure protocol http; name the registry without http://, or pull with --insecure"
-         ' ("insecure": true) where no TLS is meant'),
+         "insecure protocol http"),
         ({"model": "gpt-oss:120b-cloud"}, 403,
          "ollama cloud is disabled: remote model is unavailable"),
         ({"model": "m", "stream": "yes"}, 400,
@@ -353,7 +353,7 @@ async def test_a_pull_is_refused_in_ollamas_words(
     async with puller(tmp_path) as at:
         reply = await at.client.post("/api/pull", json=told)
 
-    assert (reply.status_code, reply.json()) == (status, {"error": says})
+    assert (reply.status_code, reply.json()["error"]) == (status, says)
 
 
 async def test_a_registry_that_nobody_listens_for_is_named(tmp_path: Path) -> None:
