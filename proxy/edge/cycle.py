@@ -80,11 +80,11 @@ class Cycle(RequestResponseCycle):
         try:
             await app(self.scope, self.receive, self.send)
         except BaseException:  # as uvicorn does: a request's task has nobody to raise to
-            self.logger.exception("Exception in ASGI application")
+            self.logger.exception("request.raised")
             await self._give_up()
         else:
             if not (self.response_complete or self.disconnected):
-                self.logger.error("ASGI callable returned without completing response.")
+                self.logger.error("request.unanswered")
                 await self._give_up()
         finally:
             running.discard(self.task)
