@@ -11,23 +11,23 @@ ASKED = [{"role": "user", "content": SAID}]
 BEGINNING = "The lighthouse stood on a hill, and"
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 30}, "age": {"type": "integer"}},
+    "properties": {"name": {"type": "string", "maxLength": 60}, "age": {"type": "integer"}},
     "required": ["name", "age"],
 }
 CHAT: dict[str, Any] = {
     "messages": ASKED,
-    "max_tokens": 40,
+    "max_tokens": 72,
     "temperature": 0,
     "stream_options": {"include_usage": True},
 }
-TEXT: dict[str, Any] = {"prompt": BEGINNING, "max_tokens": 40, "temperature": 0}
-RAW: dict[str, Any] = {"prompt": BEGINNING, "n_predict": 40, "temperature": 0}
-OLLAMA: dict[str, Any] = {"options": {"num_predict": 40, "temperature": 0}}
+TEXT: dict[str, Any] = {"prompt": BEGINNING, "max_tokens": 72, "temperature": 0}
+RAW: dict[str, Any] = {"prompt": BEGINNING, "n_predict": 72, "temperature": 0}
+OLLAMA: dict[str, Any] = {"options": {"num_predict": 72, "temperature": 0}}
 TOOLS: dict[str, Any] = {
     **CHAT,
     "messages": WEATHER_CHAT,
     "tools": [{"type": "function", "function": WEATHER}],
-    "max_tokens": 60,
+    "max_tokens": 72,
 }
 JSON: dict[str, Any] = {
     **CHAT,
@@ -41,21 +41,21 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat, a stop string": ("/v1/chat/completions", {**CHAT, "stop": ["green", "Green"]}),
     "two choices": ("/v1/chat/completions", {**CHAT, "n": 2, "temperature": 0.8, "seed": 7}),
     "text": ("/v1/completions", TEXT),
-    "three choices of a text": ("/v1/completions", {**TEXT, "n": 3, "max_tokens": 12}),
+    "three choices of a text": ("/v1/completions", {**TEXT, "n": 3, "max_tokens": 32}),
     "several texts": ("/v1/completions", {**TEXT, "prompt": [BEGINNING, SAID]}),
     "completion": ("/completion", RAW),
     "several completions": ("/completion", {**RAW, "prompt": [BEGINNING, SAID]}),
-    "completion, a grammar": ("/completion", {**RAW, "grammar": 'root ::= [a-z ]{30,60} "."'}),
+    "completion, a grammar": ("/completion", {**RAW, "grammar": 'root ::= [a-z ]{60,120} "."'}),
     "Ollama's chat": ("/api/chat", {"messages": ASKED, **OLLAMA}),
     "Ollama's generate": ("/api/generate", {"prompt": SAID, **OLLAMA}),
     "Ollama's generate, raw": ("/api/generate", {"prompt": BEGINNING, "raw": True, **OLLAMA}),
     "Anthropic's messages": (
         "/v1/messages",
-        {"messages": ASKED, "max_tokens": 40, "temperature": 0},
+        {"messages": ASKED, "max_tokens": 72, "temperature": 0},
     ),
     "OpenAI's responses": (
         "/v1/responses",
-        {"input": SAID, "max_output_tokens": 40, "temperature": 0},
+        {"input": SAID, "max_output_tokens": 72, "temperature": 0},
     ),
 }
 OF_A_TEMPLATE: dict[str, tuple[str, str, dict[str, Any]]] = {

@@ -3,11 +3,10 @@
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import httpx
@@ -93,9 +92,16 @@ def unload(daemon: StartedDaemon) -> None:
         time.sleep(0.02)
 
 
-def whole(daemon: StartedDaemon, model: str, route: str, body: dict[str, Any], begun: Event) -> str:
-    """The reply, line by line; tells once it has begun."""
+def whole(
+    daemon: StartedDaemon,
+    model: str,
+    route: str,
+    body: dict[str, Any],
+    on_begun: Callable[[], None] = lambda: None,
+) -> str:
+    """The reply, line by line; `on_begun` is called once it has begun."""
     lines: list[str] = []
+    n_told = 0
     asked = {"model": model, **body, "stream": True}
     with (
         httpx.Client(base_url=daemon.base, timeout=WITHIN_S, trust_env=False) as client,
@@ -104,17 +110,38 @@ def whole(daemon: StartedDaemon, model: str, route: str, body: dict[str, Any], b
         assert reply.status_code == 200, reply.read()
         for line in reply.iter_lines():
             lines.append(line)
-            if sum(line.startswith(("data: ", "{")) for line in lines) >= BEGUN:
-                begun.set()
+            if line.startswith(("data: ", "{")):
+                n_told += 1
+                if n_told == BEGUN:
+                    on_begun()
     return "\n".join(line for line in lines if not line.startswith(": "))
 
 
+def only_child(daemon: StartedDaemon) -> psutil.Process:
+    """The one llama-server, by what the daemon has started: asking it would take its time."""
+    started = psutil.Process(daemon.process.pid).children()
+    (child,) = (process for process in started if process.name() == "llama-server")
+    return child
+
+
 @contextmanager
-def halted(daemon: StartedDaemon) -> Iterator[psutil.Process]:
-    """The one child, which stands still for as long as the block lasts."""
-    (instance,) = daemon.status()["instances"]
-    with standing_still(psutil.Process(instance["pid"])) as child:
-        yield child
+def begun(
+    daemon: StartedDaemon, threads: ThreadPoolExecutor, model: str, route: str, body: dict[str, Any]
+) -> Iterator[Future[str]]:
+    """A reply of which its caller has the first lines: from there on its child stands still.
+
+    Whoever reads it halts the child: by the time that another thread did, it might have ended.
+    """
+    halted: Future[psutil.Process] = Future()
+
+    def halt() -> None:
+        child = only_child(daemon)
+        child.suspend()
+        halted.set_result(child)
+
+    stream = threads.submit(whole, daemon, model, route, body, halt)
+    with standing_still(halted.result(WITHIN_S)):
+        yield stream
 
 
 def move(daemon: StartedDaemon, threads: ThreadPoolExecutor, model: str) -> Future[Any]:
@@ -137,13 +164,11 @@ def test_a_stream_whose_model_moves_is_the_one_that_a_child_alone_writes(
 ) -> None:
     model, route, body = ASKED[form]
     unload(moving)
-    alone = heard(route, whole(moving, model, route, body, Event()))
+    alone = heard(route, whole(moving, model, route, body))
     unload(moving)
-    since, begun = time.time(), Event()
-    stream = threads.submit(whole, moving, model, route, body, begun)
-    assert begun.wait(WITHIN_S)
+    since = time.time()
 
-    with halted(moving):
+    with begun(moving, threads, model, route, body) as stream:
         moved = move(moving, threads, model)
     found = heard(route, stream.result(WITHIN_S))
 
@@ -164,8 +189,8 @@ def test_a_stream_whose_model_moves_is_the_one_that_a_child_alone_writes(
 @pytest.mark.parametrize(
     ("route", "body", "way"),
     [
-        ("/completion", {**RAW, "prompt": BEGINNING, "n_predict": 40}, "continue"),
-        ("/v1/completions", {**TEXT, "max_tokens": 40}, "continue"),
+        ("/completion", RAW, "continue"),
+        ("/v1/completions", TEXT, "continue"),
         ("/v1/chat/completions", CHAT, "replay"),
     ],
     ids=["a completion", "a text", "a chat"],
@@ -179,12 +204,10 @@ def test_text_that_reads_as_other_tokens_than_it_was_written_in_is_the_same(
     """
     body = {**body, "logit_bias": [["a", 100]]}
     unload(moving)
-    alone = heard(route, whole(moving, PLAIN, route, body, Event()))
-    since, begun = time.time(), Event()
-    stream = threads.submit(whole, moving, PLAIN, route, body, begun)
-    assert begun.wait(WITHIN_S)
+    alone = heard(route, whole(moving, PLAIN, route, body))
+    since = time.time()
 
-    with halted(moving):
+    with begun(moving, threads, PLAIN, route, body) as stream:
         moved = move(moving, threads, PLAIN)
     found = heard(route, stream.result(WITHIN_S))
 
@@ -231,7 +254,7 @@ def test_a_reply_that_is_not_streamed_is_asked_for_again(
         ask()
     (instance,) = moving.status()["instances"]
 
-    with halted(moving) as child:
+    with standing_still(only_child(moving)) as child:
         reply = threads.submit(ask)
         give_up_s = time.monotonic() + WITHIN_S
         while not any(seen["running"] for seen in moving.status()["instances"]):
