@@ -83,8 +83,19 @@ class Unwritable(StoreError):
         )
 
 
+class Unreadable(StoreError):
+    """The store's disk does not give what is read."""
+
+    def __init__(self, *, path: str, why: str) -> None:
+        self.path, self.why = path, why
+        super().__init__(
+            f"{printable(path)} cannot be read: {why}; check whose that file is and its disk, or"
+            " pull its model again"
+        )
+
+
 class NotPushed(StoreError):
-    """Models do not leave this machine."""
+    """Where the model's name says it cannot be sent, or it is no stored model."""
 
     def __init__(self, name: str, *, is_file: bool) -> None:
         self.name, self.is_file = name, is_file

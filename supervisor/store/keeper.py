@@ -181,7 +181,7 @@ class StoreKeeper:
     async def push(self, name: str, *, insecure: bool) -> AsyncGenerator[Progress, None]:
         """The registry that the name says has the model once it ends, to the byte.
 
-        Raises NotStored, NotPushed, PullError, BadManifest.
+        Raises NotStored, NotPushed, PullError, BadManifest, Unreadable.
         """
         yield Progress("retrieving manifest")
         served, at = self._offered(name), parse_name(name)

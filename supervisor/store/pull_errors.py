@@ -1,4 +1,4 @@
-"""What may keep a model from being pulled."""
+"""What may keep a model from being pulled, or pushed."""
 
 from supervisor.printable import printable
 from supervisor.store.errors import StoreError
@@ -8,7 +8,7 @@ MAX_LISTED = 30  # files named in an error
 
 
 class PullError(StoreError):
-    """A model did not come."""
+    """A model did not come, or did not go."""
 
     ollamas = ""
     """Ollama's own words for it, which clients may know it by; "" where it has none."""
@@ -39,8 +39,8 @@ class InsecureProtocol(PullError):
 
     ollamas = "insecure protocol http"
     remedy = (
-        'name the registry without http://, or pull with --insecure ("insecure": true) where no'
-        " TLS is meant"
+        'name the registry without http://, or say --insecure ("insecure": true) where no TLS is'
+        " meant"
     )
 
     def __init__(self) -> None:
@@ -57,9 +57,9 @@ class RegistryRefused(PullError):
 
     def _remedy(self) -> str:
         if self.status in (401, 403):
-            return "what it keeps to itself cannot be pulled without an account of its own"
+            return "it wants an account of its own for that, and none is kept here"
         if self.may_pass:
-            return "pull again later: what came is kept"
+            return "try again later: what came is kept"
         return "check the model's name, and whether that host is a registry of models"
 
     @property
@@ -202,5 +202,5 @@ def _way_out(why: str) -> str:
     if "certificate" in why.lower():
         return "if that host is meant, name its certificate authority in SSL_CERT_FILE"
     if "ssl" in why.lower():
-        return "if it speaks no TLS, pull with --insecure, which counts for this machine's network"
+        return "if it speaks no TLS, say --insecure, which counts for this machine's network"
     return "check its name, the network and HTTPS_PROXY, then try again: what came is kept"

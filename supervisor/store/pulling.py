@@ -58,7 +58,7 @@ class Puller:
     ) -> AsyncGenerator[Progress, None]:
         """The registry that the name says has the model of `store` whose manifest is `data`.
 
-        Raises PullError, BadManifest.
+        Raises PullError, BadManifest, Unreadable.
         """
         is_plain = is_plain_http(name, insecure=insecure)
         registry = Registry(await self._web(is_plain=is_plain), name, is_plain=is_plain)

@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator
 
 from msgspec import Struct
 
+from supervisor.store.errors import Unreadable
 from supervisor.store.layout import blob_path
 from supervisor.store.manifest import Layer, Manifest
 from supervisor.store.progress import Progress
-from supervisor.store.pull_errors import Unreachable
 from supervisor.store.registry import Registry
 from supervisor.store.threads import StoreThreads
 
@@ -30,7 +30,7 @@ class Pushed(Struct, frozen=True):
 async def pushed(
     registry: Registry, model: Pushed, *, threads: StoreThreads, piece_bytes: int = PIECE_BYTES
 ) -> AsyncGenerator[Progress, None]:
-    """The registry has the model once it ends. Raises PullError."""
+    """The registry has the model once it ends. Raises PullError, Unreadable."""
     layers = tuple({layer.digest: layer for layer in model.manifest.all_layers}.values())
     for layer in layers:
         if not await registry.has_blob(layer.digest):
@@ -50,10 +50,10 @@ def _line(layer: Layer, n_bytes: int) -> Progress:
 
 
 def _piece(store: str, layer: Layer, first: int, n_bytes: int) -> bytes:
-    """Blocking. Raises Unreachable where our own disk is at fault: nothing more can be sent."""
+    """Blocking. Raises Unreadable."""
     path = blob_path(store, layer.digest)
     try:
         with open(path, "rb") as stream:
             return os.pread(stream.fileno(), n_bytes, first)
     except OSError as exc:
-        raise Unreachable(host=path, why=exc.strerror or str(exc)) from exc
+        raise Unreadable(path=path, why=exc.strerror or str(exc)) from exc

@@ -57,7 +57,7 @@ async def test_a_registry_has_the_pushed_model_to_the_byte(tmp_path: Path, fault
 @pytest.mark.parametrize(
     ("faults", "says"),
     [
-        ({"status": 403}, "HTTP 403: no; what it keeps to itself"),
+        ({"status": 403}, "HTTP 403: no; it wants an account of its own"),
         ({"moves": True}, "us with a blob to another host"),
     ],
     ids=["refused", "led elsewhere"],
@@ -75,6 +75,21 @@ async def test_a_push_that_fails_says_why_and_leaves_no_model_there(
 
     assert says in lines[-1]["error"]
     assert (at.manifests, at.blobs) == ({}, {})
+
+
+async def test_a_push_whose_blob_was_lost_says_which_and_what_to_do(tmp_path: Path) -> None:
+    fleet = ShelfFleet(tmp_path)
+    async with registry() as at, serving(fleet, store=fleet.store) as door:
+        name = await pulled(door.client, at)
+        at.manifests.clear()
+        at.blobs.clear()
+        lost = fleet.own / "blobs" / DIGEST.replace(":", "-")
+        lost.unlink()
+        lines = await push(door.client, name)
+
+    assert f"{lost} cannot be read: No such file" in lines[-1]["error"]
+    assert "pull its model again" in lines[-1]["error"]
+    assert at.manifests == {}
 
 
 async def test_without_an_account_nothing_is_pushed_where_one_is_needed(tmp_path: Path) -> None:
