@@ -122,7 +122,7 @@ class HubRepository:
             raise self._refusal(exc.status, is_gated=is_gated, told=exc.told) from exc
 
     async def _get(self, path: str) -> Answer:
-        return await self._web.get(
+        return await self._web.answer(
             f"{self._hub.endpoint}{path}",
             headers=self._headers(),
             most_bytes=MAX_LIST_BYTES,

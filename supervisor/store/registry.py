@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from ipaddress import ip_address
+from types import MappingProxyType
 from urllib.parse import SplitResult, quote, urlencode, urljoin, urlsplit
 
 import msgspec
@@ -51,12 +52,11 @@ class Registry:
     async def manifest(self) -> FetchedManifest:
         """The model's manifest. Raises NoSuchModel, PullError, BadManifest."""
         url = f"{self._base}/manifests/{quote(self._name.tag)}"
-        answer = await self._get(url, accept=MANIFEST_TYPE, most_bytes=MAX_MANIFEST_BYTES)
+        answer = await self._answer(url, headers={"accept": MANIFEST_TYPE})
         if answer.status == 404:
             raise NoSuchModel(self._name.short, host=self.host)
         if answer.status != 200:
-            told = answer.body.decode(errors="replace").strip()
-            raise RegistryRefused(host=self.host, status=answer.status, told=told)
+            raise self._refused(answer)
         return FetchedManifest(read_manifest(answer.body), answer.body)
 
     def blob(self, digest: Digest) -> "RegistryBlob":
@@ -87,14 +87,15 @@ class Registry:
 
     async def has_blob(self, digest: Digest) -> bool:
         """Whether the registry has it for this model already. Raises PullError."""
-        answer = await self._ask("HEAD", f"{self._base}/blobs/{digest}")
+        answer = await self._answer(f"{self._base}/blobs/{digest}", method="HEAD")
         if answer.status not in (200, 404):
             raise self._refused(answer)
         return answer.status == 200
 
     async def upload_begun(self) -> str:
         """Where the next piece of a blob goes. Raises PullError."""
-        return self._place(await self._ask("POST", f"{self._base}/blobs/uploads/", content=b""))
+        url = f"{self._base}/blobs/uploads/"
+        return self._place(await self._answer(url, method="POST", content=b""))
 
     async def piece_sent(self, at: str, piece: bytes, *, first: int) -> str:
         """Where the piece after this one goes. Raises PullError."""
@@ -102,15 +103,17 @@ class Registry:
             "content-type": "application/octet-stream",
             "content-range": f"{first}-{first + len(piece) - 1}",
         }
-        return self._place(
-            await self._ask("PATCH", at, content=piece, headers=headers, limit_s=PIECE_S)
+        answer = await self._answer(
+            at, method="PATCH", headers=headers, content=piece, limit_s=PIECE_S
         )
+        return self._place(answer)
 
     async def upload_ended(self, at: str, digest: Digest) -> None:
         """It is a blob of the registry. Raises PullError."""
         url = urlsplit(at)
         query = "&".join(filter(None, (url.query, urlencode({"digest": str(digest)}))))
-        answer = await self._ask("PUT", url._replace(query=query).geturl(), content=b"")
+        at = url._replace(query=query).geturl()
+        answer = await self._answer(at, method="PUT", content=b"")
         if answer.status not in (201, 204):
             raise self._refused(answer)
 
@@ -118,7 +121,7 @@ class Registry:
         """The model is there, of blobs that are. Raises PullError."""
         url = f"{self._base}/manifests/{quote(self._name.tag)}"
         headers = {"content-type": MANIFEST_TYPE}
-        answer = await self._ask("PUT", url, content=data, headers=headers)
+        answer = await self._answer(url, method="PUT", headers=headers, content=data)
         if answer.status not in (200, 201, 202):
             raise self._refused(answer)
 
@@ -136,40 +139,23 @@ class Registry:
         told = answer.body.decode(errors="replace").strip()
         return RegistryRefused(host=self.host, status=answer.status, told=told)
 
-    async def _ask(
-        self,
-        method: str,
-        url: str,
-        *,
-        content: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-        limit_s: float = ANSWER_S,
-    ) -> Answer:
-        return await self._answer(
-            url, headers or {}, method=method, content=content, limit_s=limit_s
-        )
-
     # How it is asked.
-
-    async def _get(self, url: str, *, accept: str, most_bytes: int) -> Answer:
-        return await self._answer(url, {"accept": accept}, most_bytes=most_bytes)
 
     async def _answer(
         self,
         url: str,
-        headers: Mapping[str, str],
         *,
         method: str = "GET",
+        headers: Mapping[str, str] = MappingProxyType({}),
         content: bytes | None = None,
-        most_bytes: int = MAX_MANIFEST_BYTES,
         limit_s: float = ANSWER_S,
     ) -> Answer:
         """What it answers; a token is asked for once. Raises PullError."""
         for is_last in (False, True):
-            answer = await self._web.get(
+            answer = await self._web.answer(
                 url,
                 headers={**headers, **self._headers()},
-                most_bytes=most_bytes,
+                most_bytes=MAX_MANIFEST_BYTES,
                 limit_s=limit_s,
                 method=method,
                 content=content,
@@ -181,7 +167,7 @@ class Registry:
 
     async def _challenge(self, url: str) -> str:
         """What a refusal asks for; the token may have run out in the middle of a long pull."""
-        answer = await self._web.get(
+        answer = await self._web.answer(
             url,
             headers={"range": "bytes=0-0"},
             most_bytes=MAX_MANIFEST_BYTES,
@@ -205,7 +191,7 @@ class Registry:
             reason = f"us for a token to {where}, which is another's"
             raise RegistryOdd(host=self.host, reason=reason)
         query = "&".join(filter(None, (realm.query, urlencode(_asked(told)))))
-        answer = await self._web.get(
+        answer = await self._web.answer(
             realm._replace(query=query).geturl(),
             headers={"accept": "application/json"},
             most_bytes=MAX_MANIFEST_BYTES,

@@ -63,7 +63,7 @@ class Web:
         """Close them."""
         await self._client.aclose()
 
-    async def get(
+    async def answer(
         self,
         url: str,
         *,

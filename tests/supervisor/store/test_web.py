@@ -60,7 +60,7 @@ async def test_a_way_over_plain_http_is_not_taken_though_it_leads_back(
         plain.reply = leads_to(f"https://127.0.0.1:{end_port}/")
         start.reply = leads_to(f"http://127.0.0.1:{plain_port}/")
         web = Web(allows_plain=allows_plain, stall_s=10.0, head_s=10.0)
-        asked = web.get(
+        asked = web.answer(
             f"https://127.0.0.1:{start_port}/", headers={}, most_bytes=100, limit_s=10.0
         )
         if allows_plain:
