@@ -97,7 +97,7 @@ class EngineDesk:
             )
         )
 
-    def use(self, name: str) -> Build:
+    def use(self, name: str) -> None:
         """Make a build the current one: it is on trial where a proven one is there.
 
         Raises NoSuchBuild, BuildsUnwritable.
@@ -105,29 +105,25 @@ class EngineDesk:
         build = self._builds.named(name)
         self._builds.use(build)
         self._record("engine.chosen", build, "use was asked for")
-        return build
 
-    def pin(self, name: str) -> Build:
+    def pin(self, name: str) -> None:
         """Hold a build: this one and no other of its backend. Raises as `use`."""
         build = self._builds.named(name)
         self._builds.choose(build, Choice.PINNED)
         self._record("engine.pinned", build, "pin was asked for")
-        return build
 
-    def unpin(self, name: str) -> Build:
+    def unpin(self, name: str) -> None:
         """No longer hold it. Raises as `use`."""
         build = self._builds.named(name)
         if build.is_pinned:
             self._builds.drop(build.backend, Choice.PINNED)
         self._record("engine.unpinned", build, "unpin was asked for")
-        return build
 
-    def remove(self, name: str) -> Build:
+    def remove(self, name: str) -> None:
         """Delete a build. Raises as `use`, and BuildInUse."""
         build = self._builds.named(name)
         self._builds.remove(build)
         self._record("engine.removed", build, "remove was asked for")
-        return build
 
     def _record(self, kind: str, build: Build, reason: str) -> None:
         log.info(kind, backend=build.backend, build=build.build_id, reason=reason)

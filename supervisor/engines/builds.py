@@ -66,18 +66,13 @@ class Found(msgspec.Struct):
     """What a build showed where it was made."""
 
     version: str = "unknown"
-    cpu: str = ""
-    backends_loaded: tuple[str, ...] = ()
 
 
 class Manifest(msgspec.Struct):
-    """What a build says of itself, as scripts/engine_manifest.py wrote it."""
+    """What is shown of what a build says of itself; scripts/engine_manifest.py wrote more."""
 
     commit: str = ""
-    source: str = ""
     built_at: str = ""
-    options: tuple[str, ...] = ()
-    needs_glibc: str | None = None
     found: Found = msgspec.field(default_factory=Found)
 
 
@@ -177,16 +172,13 @@ class Builds:
         except OSError as exc:
             raise BuildsUnwritable(folder, exc.strerror or str(exc)) from exc
 
-    def drop(self, backend: str, choice: Choice) -> bool:
-        """Remove a link; False where there was none. Raises BuildsUnwritable."""
+    def drop(self, backend: str, choice: Choice) -> None:
+        """Remove a link, where there is one. Raises BuildsUnwritable."""
         link = self._folder / backend / choice.value
         try:
-            link.unlink()
-        except FileNotFoundError:
-            return False
+            link.unlink(missing_ok=True)
         except OSError as exc:
             raise BuildsUnwritable(link, exc.strerror or str(exc)) from exc
-        return True
 
     def use(self, build: Build) -> None:
         """Make it the current one, whatever was held against it. Raises BuildsUnwritable."""

@@ -24,6 +24,7 @@ from supervisor.records.journal import Journal
 
 LOOK_S = 1.0  # cadence while an engine is on trial
 REST_S = 15.0  # after a move to it that did not come about
+MOST_VERDICTS = 16  # that nobody took: more than there are backends
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +53,7 @@ class Rollout:
         self._told: set[tuple[str, float]] = set()
         self._rests_until_s = 0.0
         self._woken = asyncio.Event()
-        self.verdicts: asyncio.Queue[Verdict] = asyncio.Queue(maxsize=16)
+        self.verdicts: asyncio.Queue[Verdict] = asyncio.Queue(MOST_VERDICTS)
         """Each trial's end, once; who takes it switches the engines."""
         self.served: asyncio.Event = asyncio.Event()
         """Set when an engine has answered enough to be called proven; who answers it clears it."""

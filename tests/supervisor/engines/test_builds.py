@@ -52,9 +52,9 @@ def test_a_pinned_build_is_the_only_candidate_of_its_backend(tmp_path: Path, mak
     builds.choose(builds.named("held"), Choice.PINNED)
 
     assert ids(builds) == [["held"], ["other"]]
-    assert builds.drop("cpu", Choice.PINNED)
-    assert ids(builds) == [["newer", "held"], ["other"]]
-    assert not builds.drop("cpu", Choice.PINNED)
+    for _ in range(2):  # the second time there is none
+        builds.drop("cpu", Choice.PINNED)
+        assert ids(builds) == [["newer", "held"], ["other"]]
 
 
 def test_a_build_that_was_rolled_back_is_no_candidate_until_it_is_chosen_again(
@@ -77,12 +77,13 @@ def test_every_switch_shows_in_the_choices(tmp_path: Path, make: Make) -> None:
     make("one")
     make("two")
     seen = [builds.choices()]
-    for change in (
+    changes: tuple[Callable[[], None], ...] = (
         lambda: builds.use(builds.named("one")),
         lambda: builds.use(builds.named("two")),
         lambda: builds.choose(builds.named("one"), Choice.PINNED),
         lambda: builds.drop("cpu", Choice.PINNED),
-    ):
+    )
+    for change in changes:
         change()
         assert builds.choices() != seen[-1]
         seen.append(builds.choices())
