@@ -11,6 +11,7 @@ Links are replaced in one rename, so a reader sees the old one or the new one.
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 
@@ -59,7 +60,7 @@ class BuildsUnwritable(SupervisorError):
 
     def __init__(self, path: Path, why: str) -> None:
         self.path = path
-        super().__init__(f"{path} cannot be changed: {why}")
+        super().__init__(f"{path} cannot be changed: {why}; check whose it is, and its disk")
 
 
 class Found(msgspec.Struct):
@@ -165,32 +166,27 @@ class Builds:
         """Make a link point at a build. Raises BuildsUnwritable."""
         folder = self._folder / build.backend
         fresh = folder / f".{choice.value}-{os.getpid()}"
-        try:
+        with _changing(folder):
             fresh.unlink(missing_ok=True)
             fresh.symlink_to(build.build_id)
             os.replace(fresh, folder / choice.value)
-        except OSError as exc:
-            raise BuildsUnwritable(folder, exc.strerror or str(exc)) from exc
 
     def drop(self, backend: str, choice: Choice) -> None:
         """Remove a link, where there is one. Raises BuildsUnwritable."""
         link = self._folder / backend / choice.value
-        try:
+        with _changing(link):
             link.unlink(missing_ok=True)
-        except OSError as exc:
-            raise BuildsUnwritable(link, exc.strerror or str(exc)) from exc
 
     def use(self, build: Build) -> None:
         """Make it the current one, whatever was held against it. Raises BuildsUnwritable."""
-        self._failed(build).unlink(missing_ok=True)
+        with _changing(self._failed(build)):
+            self._failed(build).unlink(missing_ok=True)
         self.choose(build, Choice.CURRENT)
 
     def mark_failed(self, build: Build, reason: str) -> None:
         """Not to be used again unless an operator says so. Raises BuildsUnwritable."""
-        try:
+        with _changing(self._failed(build)):
             replace_kept(self._failed(build), reason.encode()[:MAX_REASON_BYTES])
-        except OSError as exc:
-            raise BuildsUnwritable(self._failed(build), exc.strerror or str(exc)) from exc
 
     def remove(self, build: Build) -> None:
         """Delete a build. Raises BuildInUse, BuildsUnwritable."""
@@ -198,12 +194,10 @@ class Builds:
             if self._target(build.backend, choice) == build.build_id:
                 raise BuildInUse(build.build_id, f"it is the {choice.value} one of {build.backend}")
         going = build.folder.with_name(f".removed-{build.build_id}")
-        try:
+        with _changing(build.folder):
             os.replace(build.folder, going)  # gone at once for who looks for engines
             shutil.rmtree(going)
             self._failed(build).unlink(missing_ok=True)
-        except OSError as exc:
-            raise BuildsUnwritable(build.folder, exc.strerror or str(exc)) from exc
 
     def _build(self, backend: str, folder: Path, links: dict[Choice, str | None]) -> Build:
         def is_target(choice: Choice) -> bool:
@@ -234,3 +228,12 @@ class Builds:
 
     def _failed(self, build: Build) -> Path:
         return self._folder / build.backend / f"{build.build_id}{FAILED}"
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[None]:
+    """Within: what the disk refuses is raised as BuildsUnwritable."""
+    try:
+        yield
+    except OSError as exc:
+        raise BuildsUnwritable(path, exc.strerror or str(exc)) from exc

@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.engines.builds import BuildInUse, Builds, BuildsUnwritable, Choice, NoSuchBuild
+from supervisor.engines.builds import (
+    Build,
+    BuildInUse,
+    Builds,
+    BuildsUnwritable,
+    Choice,
+    NoSuchBuild,
+)
 
 Make = Callable[..., None]
 
@@ -153,7 +160,20 @@ def test_what_a_build_says_of_itself_is_read_and_may_be_nonsense(
     assert builds.named("two").manifest().commit == ""
 
 
-def test_a_folder_that_is_a_file_is_said_in_a_sentence(tmp_path: Path, make: Make) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda builds, build: builds.choose(build, Choice.CURRENT),
+        lambda builds, build: builds.use(build),
+        lambda builds, build: builds.drop(build.backend, Choice.PINNED),
+        lambda builds, build: builds.mark_failed(build, "it died"),
+        lambda builds, build: builds.remove(build),
+    ],
+    ids=["choose", "use", "drop", "mark failed", "remove"],
+)
+def test_a_folder_that_is_a_file_is_said_in_a_sentence(
+    tmp_path: Path, make: Make, change: Callable[[Builds, Build], None]
+) -> None:
     make("one")
     builds = Builds(tmp_path)
     build = builds.named("one")
@@ -161,4 +181,4 @@ def test_a_folder_that_is_a_file_is_said_in_a_sentence(tmp_path: Path, make: Mak
     (tmp_path / "cpu").touch()
 
     with pytest.raises(BuildsUnwritable, match="cannot be changed"):
-        builds.choose(build, Choice.CURRENT)
+        change(builds, build)
