@@ -103,7 +103,8 @@ def _batch(node: Node) -> int:
 def _expand(nodes: Sequence[Node], backends: Backends, *, is_host_taken: bool) -> None:
     """Pass 2: neighbours of assigned nodes follow them, downwards first."""
     passed_by = -1 if is_host_taken else backends.host
-    current, left = -1, list[int]()
+    left: list[int] = []
+    current = -1
     for i, node in enumerate(nodes):
         if node.backend >= 0:
             current = -1 if node.backend == passed_by else node.backend
@@ -112,7 +113,7 @@ def _expand(nodes: Sequence[Node], backends: Backends, *, is_host_taken: bool) -
         else:
             left.append(i)
     current = -1
-    for i in reversed(left):  # upwards it matters but what comes after each of these
+    for i in reversed(left):  # upwards only what comes after each of these matters
         after = nodes[i + 1].backend if i + 1 < len(nodes) else -1
         if after >= 0:
             current = -1 if after == passed_by else after

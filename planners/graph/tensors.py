@@ -163,7 +163,7 @@ class Graph:
 
 
 def again(piece: Piece, start: Node, moved: Mapping[int, int]) -> Piece:
-    """The piece once more, from another start on. `moved`: backends by those."""
+    """The piece once more, from another start on. `moved`: its backends by the piece's own."""
     met = {piece.start: start}
     runs = piece.early, piece.own, piece.rest
     # All leafs before any node: one may be in the graph only after the first that reads it is.

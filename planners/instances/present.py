@@ -85,11 +85,11 @@ class _Present:
         seen = self._instances.get(move.instance_id)
         if seen is None or seen.state is not InstanceState.READY:
             return False
-        is_left_alone = seen.model_id in self._view.moving
+        if seen.model_id in self._view.moving:
+            return False
         is_as_decided = self._key(seen.model_id, self._view) == move.launch_key
         is_wanted = why_moved(self._view, seen) is not None or self._lacks_context(seen.instance_id)
-        is_so = is_as_decided and is_wanted
-        return is_so and not is_left_alone and self._has_devices(move.plan)
+        return is_as_decided and is_wanted and self._has_devices(move.plan)
 
     def _lacks_context(self, instance_id: InstanceId) -> bool:
         """Whether callers of a ready instance still wait for another context than it has."""

@@ -113,39 +113,43 @@ def why(order: Sequence[Candidate], *, context: int | None) -> str:
 
 def estimated(info: ModelInfo, *, label: str, size_bytes: int) -> ModelInfo:
     """What a file of another quantisation is, by its size: the same model with other weights."""
-    factor = size_bytes / max(1, info.file_bytes)
     found = _TYPE.match(label.lower().removeprefix("ud-"))
-    kind = found[0] if found else ""
-
-    def scaled(n_bytes: int) -> int:
-        return math.ceil(n_bytes * factor)
-
-    def weight(one: WeightInfo) -> WeightInfo:
-        if one.type_name == "f32" and len(one.shape) < 2:  # norms, which nobody quantises
-            return one
-        return replace(one, n_bytes=scaled(one.n_bytes), type_name=kind)
-
-    made: dict[int, LayerInfo] = {}
-
-    def layer(one: LayerInfo) -> LayerInfo:
-        if id(one) not in made:
-            made[id(one)] = replace(
-                one,
-                weight_bytes=scaled(one.weight_bytes),
-                expert_bytes=scaled(one.expert_bytes),
-                weights=tuple(map(weight, one.weights)),
-            )
-        return made[id(one)]
-
+    other = _Requantised(size_bytes / max(1, info.file_bytes), found[0] if found else "")
+    kinds = {id(layer): layer for layer in info.layers}  # equal layers mostly are one object
+    layers = {key: other.layer(layer) for key, layer in kinds.items()}
     return replace(
         info,
         digest=hashlib.sha256(f"{info.digest} {label} {size_bytes}".encode()).hexdigest(),
         quantization=label or "unknown",
-        layers=tuple(map(layer, info.layers)),
-        input_bytes=scaled(info.input_bytes),
-        output_bytes=scaled(info.output_bytes),
-        tied_bytes=scaled(info.tied_bytes),
-        largest_tensor_bytes=scaled(info.largest_tensor_bytes),
-        ends=tuple(map(weight, info.ends)),
+        layers=tuple(layers[id(layer)] for layer in info.layers),
+        input_bytes=other.n_bytes(info.input_bytes),
+        output_bytes=other.n_bytes(info.output_bytes),
+        tied_bytes=other.n_bytes(info.tied_bytes),
+        largest_tensor_bytes=other.n_bytes(info.largest_tensor_bytes),
+        ends=tuple(map(other.weight, info.ends)),
         file_bytes=size_bytes,
     )
+
+
+class _Requantised(Struct, frozen=True):
+    """Parts of a model in a file of another size."""
+
+    factor: float
+    type_name: str
+    """Of its matrices; "" where the label tells none."""
+
+    def n_bytes(self, before: int) -> int:
+        return math.ceil(before * self.factor)
+
+    def weight(self, one: WeightInfo) -> WeightInfo:
+        if one.type_name == "f32" and len(one.shape) < 2:  # norms, which nobody quantises
+            return one
+        return replace(one, n_bytes=self.n_bytes(one.n_bytes), type_name=self.type_name)
+
+    def layer(self, one: LayerInfo) -> LayerInfo:
+        return replace(
+            one,
+            weight_bytes=self.n_bytes(one.weight_bytes),
+            expert_bytes=self.n_bytes(one.expert_bytes),
+            weights=tuple(map(self.weight, one.weights)),
+        )
