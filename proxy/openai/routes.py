@@ -27,7 +27,7 @@ from proxy.forward import REPLY_BYTES, Check, Hear, Order, Several, converse
 from proxy.openai.assemble import STREAMED, assembled
 from proxy.openai.choices import MAX_CHOICES, RANDOM_SEED, Choices
 from proxy.openai.dimensions import AS_NUMBERS, shortened
-from proxy.openai.fingerprint import in_ollamas_names
+from proxy.openai.ollamas_names import in_ollamas_names
 from proxy.prompt.count import MAX_INPUTS, n_prompts_in, prompts_in
 from proxy.prompt.length import Prompt, bounding, located
 from proxy.prompt.maker import OPENAIS_DEFAULTS, asked_body

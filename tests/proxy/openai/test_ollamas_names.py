@@ -1,4 +1,4 @@
-from proxy.openai.fingerprint import in_ollamas_names
+from proxy.openai.ollamas_names import in_ollamas_names
 
 
 def test_a_reply_has_ollamas_fingerprint_and_name_of_thoughts() -> None:
