@@ -39,14 +39,7 @@ async def answer_beside(
 
     Raises what a child would not bear (engine_limits), LeaseError, UpstreamError, what it refuses.
     """
-    if body:
-        check_body(body)
-    asked = _Question(model, method, target, body, keep_alive_s)
-    with exchange.attended():
-        try:
-            return await _answer(door, exchange, asked)
-        except UpstreamGone:
-            return await _answer(door, exchange, asked)
+    return await _answered(door, exchange, _Question(model, method, target, body, keep_alive_s))
 
 
 async def pass_beside(
@@ -56,15 +49,21 @@ async def pass_beside(
 
     Its caller has it before the lease is given back.
     """
-    check_body(body)
     asked = _Question(model, b"POST", target, body, None, is_passed=True)
-    with exchange.attended():
-        try:
-            reply, _ = await _answer(door, exchange, asked)
-        except UpstreamGone:
-            reply, _ = await _answer(door, exchange, asked)
+    reply, _ = await _answered(door, exchange, asked)
     if not exchange.finished:
         await exchange.reply(200, reply)
+
+
+async def _answered(door: Door, exchange: Exchange, asked: _Question) -> tuple[bytes, str]:
+    """Of one child, and of another where that is lost meanwhile."""
+    if asked.body:
+        check_body(asked.body)
+    with exchange.attended():
+        try:
+            return await _answer(door, exchange, asked)
+        except UpstreamGone:
+            return await _answer(door, exchange, asked)
 
 
 async def _answer(door: Door, exchange: Exchange, asked: _Question) -> tuple[bytes, str]:

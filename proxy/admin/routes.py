@@ -80,7 +80,6 @@ class _Fitted(msgspec.Struct, forbid_unknown_fields=True):
     model: str
     context: int | None = None
     hardware: str | None = None
-    parallel: None = None
 
 
 class _Copied(msgspec.Struct, forbid_unknown_fields=True):
@@ -248,7 +247,7 @@ class _Door:
 
     async def fit(self, request: Request) -> FitReport:
         asked = decoded(await _body(request, limit_bytes=MAX_PLAN_BYTES), _FIT)
-        _check_numbers(asked)
+        _check_numbers(context=asked.context)
         name = valid_name(asked.model)
         if name.tag != TAG:
             wanted = name.short.removesuffix(f":{name.tag}")
@@ -273,7 +272,7 @@ class _Door:
 
     async def plan(self, request: Request) -> PlanReport:
         asked = decoded(await _body(request, limit_bytes=MAX_PLAN_BYTES), _PLAN_REQUEST)
-        _check_numbers(asked)
+        _check_numbers(context=asked.context, parallel=asked.parallel)
         hardware, origin = _machine(asked.hardware)
         outlook = await self._service.plan(
             asked.model, context=asked.context, parallel=asked.parallel, hardware=hardware
@@ -282,7 +281,7 @@ class _Door:
 
     async def plans(self, request: Request) -> PlansReport:
         asked = decoded(await _body(request, limit_bytes=MAX_PLAN_BYTES), _PLANS_REQUEST)
-        _check_numbers(asked)
+        _check_numbers(context=asked.context, parallel=asked.parallel)
         if not 1 <= len(asked.models) <= MAX_TOGETHER:
             raise BadRequest(f"name 1 to {MAX_TOGETHER} models", param="models")
         hardware, origin = _machine(asked.hardware)
@@ -351,11 +350,8 @@ async def _body(request: Request, *, limit_bytes: int = MAX_BODY_BYTES) -> bytes
     return await read_body(request.receive, request.headers.raw, limit_bytes=limit_bytes)
 
 
-def _check_numbers(asked: _PlanRequest | _PlansRequest | _Fitted) -> None:
-    for name, number, most in (
-        ("context", asked.context, MAX_NUMBER),
-        ("parallel", asked.parallel, MAX_SLOTS),
-    ):
+def _check_numbers(*, context: int | None, parallel: int | None = None) -> None:
+    for name, number, most in (("context", context, MAX_NUMBER), ("parallel", parallel, MAX_SLOTS)):
         if number is not None and not 1 <= number <= most:
             raise BadRequest(f"{name} must be from 1 to {most}", param=name)
 
