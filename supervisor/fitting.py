@@ -69,7 +69,7 @@ class Fitting:
             try:
                 info = await self._reader.read(variant)
             except NoGguf:
-                order = tuple(others)  # its name alone is one; what was read first is left at least
+                order = tuple(others)  # no model but by its name; one whose header was read is left
                 continue
             except PullError:
                 break  # its estimate stands

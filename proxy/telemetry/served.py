@@ -15,7 +15,7 @@ class Served(msgspec.Struct, tag_field="event", tag="request.served"):
     """What `request.served` says; seconds to a tenth of a millisecond.
 
     A Struct, as there is one for each request: it is made in half the time of as many keyword
-    arguments, and put into words, all of a line's, in one call.
+    arguments, and those of one moment are put into words in one call.
     """
 
     request_id: str
