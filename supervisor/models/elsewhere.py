@@ -16,8 +16,8 @@ from planners.quantisation import quantisation_of, usual
 from supervisor.models.gguf_files import ModelFile, Sweep, raise_if_passing, sweep
 from supervisor.models.places import Place, Program
 from supervisor.models.projectors import is_projector_name
+from supervisor.store.hubs import SHORT_HOST
 
-HUB = "hf.co"
 _REPOSITORY = re.compile(r"models--(?P<org>.+?)--(?P<repo>.+)")
 _FETCHED = re.compile(r"manifest=(?P<org>[^=]+)=(?P<repo>[^=]+)=[^=]*\.json")
 _NO_TAG = re.compile(r"[^A-Za-z0-9_.\-]")
@@ -149,7 +149,7 @@ def _by_prefix(
 
 def _named(group: _Group) -> Iterator[ModelFile]:
     """The files by the names that they are offered under; the usual one by the repository's too."""
-    base = f"{HUB}/{group.org}/{group.repo}"
+    base = f"{SHORT_HOST}/{group.org}/{group.repo}"
     tags: dict[str, ModelFile] = {}
     for file in group.files:
         if is_projector_name(file.stem):

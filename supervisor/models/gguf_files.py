@@ -5,7 +5,6 @@ Blocking, so the catalogue calls it in its own thread. Knows no settings, and no
 
 import errno
 import os
-import re
 import stat
 from collections.abc import Iterable, Iterator
 
@@ -15,15 +14,12 @@ from planners.ggml.header import MAX_HEADER_BYTES, GgufHeader
 from planners.gguf import GgufError, GgufKind, NeedMore, model_info, read_header
 from planners.model import BrokenFile, BrokenKind, ModelInfo
 from supervisor.errors import SupervisorError
+from supervisor.models.gguf_names import SUFFIX, part_name, part_of, stem_of
 from supervisor.printable import printable
 
-SUFFIX = ".gguf"
 MAX_DEPTH = 16  # folders below a configured one; a Hugging Face cache nests four
 MAX_ENTRIES = 200_000  # directory entries looked at in one sweep
 FIRST_READ_BYTES = 1 << 20  # holds the header of models with small vocabularies
-
-_PART = re.compile(r"(?P<base>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})", re.DOTALL)
-
 
 _OURS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR}
 """What says nothing of any file: we cannot look just now."""
@@ -88,8 +84,8 @@ class ModelFile(Struct, frozen=True):
     @property
     def stem(self) -> str:
         """The file's own name, without .gguf and part numbers."""
-        stem = _stem(os.path.basename(self.path))
-        part = _part(stem)
+        stem = stem_of(os.path.basename(self.path))
+        part = part_of(stem)
         return part.base if part else stem
 
     @property
@@ -141,11 +137,11 @@ def sweep(
 
 def file_at(path: str, *, name: str) -> ModelFile | BrokenFile:
     """The model whose only or first file is `path`. Raises CannotLook."""
-    part = _part(_stem(path))
+    part = part_of(stem_of(path))
     paths = [path]
     if part and part.number == 1:
         numbers = range(1, part.count + 1)
-        paths = [f"{part.base}-{n:05}-of-{part.count:05}{SUFFIX}" for n in numbers]
+        paths = [part_name(part.base, n, part.count) for n in numbers]
     parts = []
     for number, part_path in enumerate(paths, start=1):
         found = stat_of(part_path)
@@ -203,27 +199,6 @@ def _reason(exc: OSError) -> str:
     return (exc.strerror or str(exc)).lower()
 
 
-def _stem(path: str) -> str:
-    return path[: -len(SUFFIX)] if path.lower().endswith(SUFFIX) else path
-
-
-class _Part(Struct, frozen=True):
-    """What a part's name says of it."""
-
-    base: str
-    number: int
-    count: int
-
-
-def _part(stem: str) -> _Part | None:
-    """None for a whole model, and for numbers that no split gives, such as 0 of 0 or 3 of 2."""
-    match = _PART.fullmatch(stem)
-    if match is None:
-        return None
-    part = _Part(match["base"], int(match["number"]), int(match["count"]))
-    return part if 1 <= part.number <= part.count else None
-
-
 def _put_together(
     found: list[FileStat], *, prefix: str
 ) -> tuple[list[ModelFile], list[BrokenFile]]:
@@ -231,8 +206,8 @@ def _put_together(
     files: list[ModelFile] = []
     split: dict[tuple[str, int], dict[int, FileStat]] = {}
     for file in found:
-        stem = _stem(os.path.basename(file.path))
-        part = _part(stem)
+        stem = stem_of(os.path.basename(file.path))
+        part = part_of(stem)
         if part is None:
             files.append(ModelFile(prefix + stem, (file,)))
         else:
@@ -243,7 +218,7 @@ def _put_together(
         if missing is None:
             files.append(ModelFile(prefix + base, tuple(parts[n] for n in range(1, count + 1))))
         else:
-            lost = f"{base}-{missing:05}-of-{count:05}{SUFFIX}"
+            lost = part_name(base, missing, count)
             first = min(parts.items())[1].path
             reason = f"part {missing} of {count} is missing: {lost}"
             broken.append(BrokenFile(first, reason, kind=BrokenKind.INCOMPLETE))

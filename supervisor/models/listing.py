@@ -1,7 +1,6 @@
 """What is on offer: files, their facts and the operator's rules in, models by name out. Pure."""
 
 import hashlib
-import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
@@ -18,14 +17,14 @@ from planners.model import (
 )
 from planners.settings import ModelRule
 from planners.templates.given import given_template
-from supervisor.models.gguf_files import SUFFIX, FileStat, ModelFile
+from supervisor.models.gguf_files import FileStat, ModelFile
+from supervisor.models.gguf_names import SUFFIX, part_of, stem_of
 from supervisor.models.places import Place
 from supervisor.models.projectors import is_projector_name, projector_for
 from supervisor.store.shelf import StoredModel
 
 _MODEL_TYPES = (None, "model")
 """`general.type` of files that can be served; "imatrix" and others cannot."""
-_PART_NUMBER = re.compile(r"-[0-9]{5}-of-[0-9]{5}\Z")
 
 
 class Offer(Struct, frozen=True):
@@ -274,8 +273,9 @@ class _Shelf:
         for folder in self._offer.dirs:
             prefix = folder.rstrip("/") + "/"
             if path.startswith(prefix) and path.lower().endswith(SUFFIX):
-                stem = path[len(prefix) : -len(SUFFIX)]
-                return self._names(_PART_NUMBER.sub("", stem), None)
+                stem = stem_of(path.removeprefix(prefix))
+                part = part_of(stem)
+                return self._names(part.base if part else stem, None)
         return ()
 
     def _stat(self, path: str) -> FileStat | str:

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from planners.quantisation import quantisation_of, usual
+from supervisor.models.gguf_names import SUFFIX, part_of, stem_of
 from supervisor.models.projectors import is_projector_name, projector_for
 from supervisor.store.digests import BadDigest, Digest, parse_digest
 from supervisor.store.names import TAG
 
-SUFFIX = ".gguf"
 TEXT_FILES = ("template", "system", "params")
 """Files at a repository's top that are layers of the model, as the hub itself has it."""
-_PART = re.compile(r"(?P<base>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})", re.DOTALL)
 _REVISION = re.compile(r"[0-9a-f]{40}")
 _NO_MODELS = ("imatrix",)
 
@@ -32,8 +31,7 @@ class HubFile(msgspec.Struct, frozen=True):
     @property
     def stem(self) -> str:
         """Its own name, without .gguf."""
-        name = self.path.rpartition("/")[2]
-        return name[: -len(SUFFIX)] if name.lower().endswith(SUFFIX) else name
+        return stem_of(self.path.rpartition("/")[2])
 
     @property
     def folder(self) -> str:
@@ -194,12 +192,11 @@ def _put_together(files: Iterable[HubFile]) -> Iterator[tuple[str, tuple[HubFile
     """(stem, parts) of every whole model."""
     split: dict[tuple[str, str, int], dict[int, HubFile]] = {}
     for file in files:
-        match = _PART.fullmatch(file.stem)
-        if match is None:
+        part = part_of(file.stem)
+        if part is None:
             yield file.stem, (file,)
         else:
-            key = (file.folder, match["base"], int(match["count"]))
-            split.setdefault(key, {})[int(match["number"])] = file
+            split.setdefault((file.folder, part.base, part.count), {})[part.number] = file
     for (_, base, count), parts in split.items():
         if sorted(parts) == list(range(1, count + 1)):
             yield base, tuple(parts[number] for number in sorted(parts))

@@ -7,7 +7,8 @@ from msgspec import Struct
 
 from supervisor.store.names import StoreName
 
-HOSTS = ("hf.co", "huggingface.co", "www.huggingface.co")
+SHORT_HOST = "hf.co"
+HOSTS = (SHORT_HOST, "huggingface.co", "www.huggingface.co")
 ENDPOINT = "https://huggingface.co"
 
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from supervisor.models.gguf_names import part_name
 from supervisor.store.digests import Digest
 from supervisor.store.manifest import MODEL, Manifest
 
@@ -28,11 +29,10 @@ def key_of(parts: Sequence[Digest]) -> str:
 
 
 def part_paths(store: str, parts: Sequence[Digest]) -> tuple[str, ...]:
-    """Where the links are, in order (llama.cpp, llama_split_path)."""
+    """Where the links are, in order."""
     folder, count = os.path.join(store, SPLITS, key_of(parts)), len(parts)
     return tuple(
-        os.path.join(folder, f"model-{number:05}-of-{count:05}.gguf")
-        for number in range(1, count + 1)
+        os.path.join(folder, part_name("model", number, count)) for number in range(1, count + 1)
     )
 
 
