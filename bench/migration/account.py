@@ -113,7 +113,7 @@ class Account(msgspec.Struct, frozen=True):
             told.append(f"{100 * (hit - differing) / hit:.1f} % byte for byte (99 at least)")
         if lost := len(self._all("lost_caches")):
             told.append(f"{lost} idle conversations read again (0)")
-        return f"{_verdict(self.is_good and self.hit >= due)} {self.what}: {', '.join(told)}"
+        return f"{verdict(self.is_good and self.hit >= due)} {self.what}: {', '.join(told)}"
 
     def text(self) -> str:
         """A few lines for people, and one for each stream that was not as it should be."""
@@ -143,7 +143,8 @@ class Account(msgspec.Struct, frozen=True):
         return "\n".join(lines)
 
 
-def _verdict(holds: bool) -> str:
+def verdict(holds: bool) -> str:
+    """What a bar's line begins with."""
     return "PASS" if holds else "FAIL"
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from statistics import median
 from time import process_time_ns
 
+from bench.migration.account import verdict
 from proxy.child.sse import WholeEvents
 from proxy.continuity.delivered import Delivered
 
@@ -57,7 +58,7 @@ def bar(cost: Cost) -> str:
     """What was promised of it, and whether that holds, in a line."""
     holds = cost.chunk_us <= MOST_US and cost.held_ratio <= MOST_RATIO
     return (
-        f"{'PASS' if holds else 'FAIL'} cost: {cost.chunk_us:.2f} µs per chunk ({MOST_US:g} at"
+        f"{verdict(holds)} cost: {cost.chunk_us:.2f} µs per chunk ({MOST_US:g} at"
         f" most), {cost.held_ratio:.2f} times the reply's bytes ({MOST_RATIO:g} at most)"
     )
 

@@ -20,6 +20,7 @@ from statistics import median
 import psutil
 
 from bench.migration import worlds
+from bench.migration.account import verdict
 from bench.migration.questions import ENDLESS
 from bench.migration.streams import WITHIN_S, Ended, ended
 from bench.migration.worlds import World
@@ -54,10 +55,9 @@ class Pauses:
 
     def bar(self) -> str:
         """What was promised of it, and whether that holds, in a line."""
-        verdict = "PASS" if self.ratio <= MOST_RATIO else "FAIL"
         return (
-            f"{verdict} pause, {self.what}: {self.ratio:.2f} times a bare restart"
-            f" ({MOST_RATIO} at most), median of {len(self.gaps_s)} streams"
+            f"{verdict(self.ratio <= MOST_RATIO)} pause, {self.what}: {self.ratio:.2f} times a bare"
+            f" restart ({MOST_RATIO} at most), median of {len(self.gaps_s)} streams"
         )
 
 
