@@ -1,10 +1,10 @@
 # make demo   one real question answered by a real model, start to stop, in a temporary folder
 # make run    the daemon on 127.0.0.1:11434 with the quickstart engine and model, until Ctrl-C
 # make test   the tests, as CI runs them: two files at a time; WORKERS= for another number
-# make backends       engines from source: CPU, Vulkan, a CUDA kernel; what they run on and answer
-#                     (apt install cmake ninja-build g++ ccache qemu-user mesa-vulkan-drivers)
 # make check  format, lint, types, layers
 # make clients        llm-ollama, langchain-ollama and LiteLLM against the daemon, in .clients
+# make backends       engines from source: CPU, Vulkan, a CUDA kernel; what they run on and answer
+#                     (apt install cmake ninja-build g++ ccache qemu-user mesa-vulkan-drivers)
 # make bench  the daemon against the bare llama-server
 # make bench-relay    CPU of the data path against nginx (apt install nginx-light), crowds, lost races;
 #                     then against llama-server's own router, and how soon who leaves frees a slot

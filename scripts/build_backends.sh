@@ -127,7 +127,7 @@ list_builds() {
 }
 
 missing_line() { # what a backend lacks, in one line; nothing where nothing
-  "missing_for" "$1" | awk 'NR > 1 {printf ", "} {printf "%s", $0}'
+  missing_for "$1" | awk 'NR > 1 {printf ", "} {printf "%s", $0}'
 }
 
 why_not() { # prints why a backend is not built by auto; fails where it is

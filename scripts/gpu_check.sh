@@ -9,7 +9,6 @@ Usage: scripts/gpu_check.sh pack FOLDER [PYTHON_VERSION]   here: what the other 
 
 pack wants the source that scripts/build_backends.sh has fetched (any build, or --configure, does that). run needs the GPU's
 driver, CUDA's toolkit with cuBLAS, cmake, a C++ compiler and Python of the version packed for (default: 3.12).
-The build takes three minutes on 16 cores, the tests two.
 END
 }
 

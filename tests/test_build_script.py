@@ -14,11 +14,7 @@ from inferenceosd.platform_folders import Platform, state_folder
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "build_backends.sh"
-SHELL_FILES = (
-    SCRIPT,
-    ROOT / "scripts" / "fetch_toolchain.sh",
-    *sorted((ROOT / "build").glob("*.sh")),
-)
+SHELL_FILES = (*sorted((ROOT / "scripts").glob("*.sh")), *sorted((ROOT / "build").glob("*.sh")))
 FAKE = ROOT / "tests" / "fakes" / "llama_server.py"
 CMAKE = """#!/bin/sh
 echo "$@" >>"$(dirname "$0")/calls"
@@ -33,18 +29,20 @@ Build = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def build(tmp_path: Path) -> Build:
-    """Runs the script with a home of its own, and whatever else is told of the environment."""
+def environ(tmp_path: Path) -> dict[str, str]:
+    """A home of its own, and this Python."""
+    home = str(tmp_path / "home")
+    return {"PATH": os.environ["PATH"], "HOME": home, "PYTHON": sys.executable}
+
+
+@pytest.fixture
+def build(environ: dict[str, str]) -> Build:
+    """Runs the script there, with whatever else is told of the environment."""
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        usual = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(tmp_path / "home"),
-            "PYTHON": sys.executable,
-        }
         return subprocess.run(
             ["bash", str(SCRIPT), *arguments],
-            env=usual | environment,
+            env=environ | environment,
             capture_output=True,
             text=True,
             timeout=60,
@@ -64,22 +62,27 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def builder(build: Build, source: Path, tmp_path: Path) -> Build:
-    """The same where CMake and the compiler are at once done: what comes out is the fake server."""
+def at_once(environ: dict[str, str], source: Path, tmp_path: Path) -> dict[str, str]:
+    """Likewise where CMake and the compiler are at once done: the fake server comes out."""
     tools = tmp_path / "tools"
     tools.mkdir()
     for name, text in {"cmake": CMAKE.format(fake=FAKE), "c++": "#!/bin/sh\necho c++ 12\n"}.items():
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
+    return environ | {
+        "PATH": f"{tools}:{environ['PATH']}",
+        "LLAMA_CPP_SOURCE": str(source),
+        "INFERENCEOSD_BUILD_DIR": str(tmp_path / "work"),
+    }
+
+
+@pytest.fixture
+def builder(build: Build, at_once: dict[str, str], tmp_path: Path) -> Build:
+    """Runs the script there."""
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        usual = {
-            "PATH": f"{tools}:{os.environ['PATH']}",
-            "LLAMA_CPP_SOURCE": str(source),
-            "INFERENCEOSD_BUILD_DIR": str(tmp_path / "work"),
-        }
         prefix = ("--prefix", str(tmp_path / "engines"))
-        return build("cpu", *prefix, *arguments, **(usual | environment))
+        return build("cpu", *prefix, *arguments, **(at_once | environment))
 
     return run
 
@@ -249,7 +252,6 @@ def test_builds_are_listed_with_the_current_one_marked(build: Build, tmp_path: P
     installed(tmp_path, "0c1e57-aaa")
     installed(tmp_path, "0c1e57-bbb")
     (tmp_path / "cpu" / "current").symlink_to("0c1e57-bbb")
-
     (tmp_path / "cpu" / "pinned").symlink_to("0c1e57-aaa")
     (tmp_path / "cpu" / "0c1e57-bbb.failed").touch()
 
@@ -438,25 +440,21 @@ def test_a_commit_that_no_repository_has_is_refused(
     assert not (tmp_path / "engines" / "cpu" / "current").exists()
 
 
-def test_a_second_builder_waits_for_its_turn(builder: Build, tmp_path: Path) -> None:
-    (tmp_path / "engines").mkdir()
-    lock = tmp_path / "engines" / ".lock"
-    waiter = (
-        "import fcntl, sys, time; lock = open(sys.argv[1], 'w'); fcntl.flock(lock, fcntl.LOCK_EX);"
-        "print(flush=True); time.sleep(1)"
-    )
-    with (
-        subprocess.Popen([sys.executable, "-c", waiter, str(lock)], stdout=subprocess.PIPE) as held,
-        lock.open("w") as ours,
-    ):
-        assert held.stdout is not None
-        held.stdout.readline()
+def test_a_second_builder_waits_for_its_turn(at_once: dict[str, str], tmp_path: Path) -> None:
+    engines = tmp_path / "engines"
+    engines.mkdir()
+    argv = ["bash", str(SCRIPT), "cpu", "--prefix", str(engines)]
+    with (engines / ".lock").open("w") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        with subprocess.Popen(argv, env=at_once, stdout=subprocess.PIPE, text=True) as second:
+            assert second.stdout is not None
+            told = second.stdout.readline()
+            fcntl.flock(first, fcntl.LOCK_UN)
+            second.communicate(timeout=60)
 
-        told = builder()
-
-        fcntl.flock(ours, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert told.stdout.startswith(f"waiting for another build in {tmp_path / 'engines'}\n")
-    assert told.returncode == 0
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert told == f"waiting for another build in {engines}\n"
+    assert second.returncode == 0
 
 
 def test_what_cannot_be_built_here_is_listed_with_what_is_missing(build: Build) -> None:

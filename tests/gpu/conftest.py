@@ -12,7 +12,7 @@ from scripts.started_daemon import StartedDaemon, started_daemon
 from tests.fakes.tiny_models import TinyModel, write
 
 ROOT = Path(__file__).parents[2]
-BUILD_S = 480.0  # one architecture on 16 cores takes three minutes
+BUILD_S = 480.0  # for one architecture, on 16 cores
 LAYERS = 24
 
 # 1.6 GB of random weights: enough for a rate that says something, written in seconds.

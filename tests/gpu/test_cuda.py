@@ -54,8 +54,12 @@ def used_bytes(card: Any) -> int:
 
 def ask(client: httpx.Client, path: str, *, tokens: int) -> float:
     """Decode tokens/s of one request by the engine's own timings."""
-    question = {"prompt": "Once upon a time", "n_predict": tokens, "ignore_eos": True, "model": ""}
-    question["model"] = MODEL.name
+    question = {
+        "model": MODEL.name,
+        "prompt": "Once upon a time",
+        "n_predict": tokens,
+        "ignore_eos": True,
+    }
     reply = client.post(path, json=question, timeout=WITHIN_S)
     assert reply.status_code == 200, reply.text
     return float(reply.json()["timings"]["predicted_per_second"])
