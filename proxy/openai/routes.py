@@ -177,15 +177,7 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
     n_prompts = 1 if chat else n_prompts_in(asked.prompt)
     if n_prompts > 1 and n_choices > 1:
         raise BadRequest("n must be 1 where there are several prompts", param="n")
-    if chat:
-        names.check_chats(model)
-        if _EMPTY_ARRAY.fullmatch(asked.messages):
-            raise BadRequest("[] is too short - 'messages'", param="messages")
-        check_media(body)
-        body = _with_object(asked, body)
-    elif bytes(asked.suffix) not in (*_UNTOLD, b'""'):
-        reason = "suffix is not offered here: POST /infill, or Ollama's /api/generate, takes one"
-        raise BadRequest(reason, param="suffix")
+    body = _of_chat(asked, body, model) if chat else _of_text(asked, body)
     defaults = OPENAIS_DEFAULTS if door.settings.ollama_strict else None
     body = asked_body(body, model.recipe, chat=chat, defaults=defaults)
     hear: Hear | Several
@@ -209,6 +201,23 @@ async def _complete(door: Door, exchange: Exchange, *, chat: bool) -> None:
             check=_check(door, asked, model, Prompt(chat=body) if chat else None, n_prompts),
             streams=bool(asked.stream),
         )  # fmt: skip
+
+
+def _of_chat(asked: _Asked, body: bytes, model: ServedModel) -> bytes:
+    """What a chat's child is asked with. Raises what is refused."""
+    names.check_chats(model)
+    if _EMPTY_ARRAY.fullmatch(asked.messages):
+        raise BadRequest("[] is too short - 'messages'", param="messages")
+    check_media(body)
+    return _with_object(asked, body)
+
+
+def _of_text(asked: _Asked, body: bytes) -> bytes:
+    """Likewise of a completion: a child would pass a suffix over in silence."""
+    if bytes(asked.suffix) not in (*_UNTOLD, b'""'):
+        reason = "suffix is not offered here: POST /infill, or Ollama's /api/generate, takes one"
+        raise BadRequest(reason, param="suffix")
+    return body
 
 
 def _says_nothing(told: msgspec.Raw) -> bool:
