@@ -16,7 +16,7 @@ import msgspec
 from inferenceosd import __version__
 from inferenceosd.commands import report
 from inferenceosd.commands.admin_client import EXIT_FAILED, WORK_S, Door, Query, fail
-from inferenceosd.commands.arguments import Duration, Name
+from inferenceosd.commands.arguments import Duration, Name, as_json_option
 from inferenceosd.commands.create import create
 from inferenceosd.commands.engines import engines
 from inferenceosd.commands.following import show_stream
@@ -96,9 +96,6 @@ class Program(click.Group):
 def _terminal_columns() -> int | None:
     """Of the terminal that the answer goes to; None where it goes elsewhere, as to grep."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 
 
 @click.group(cls=Program, epilog=EPILOG)

@@ -1,4 +1,4 @@
-"""What inferenceosctl takes as arguments: spans of time and names of models."""
+"""What inferenceosctl takes as arguments: spans of time, names of models, and how to print."""
 
 import math
 
@@ -10,6 +10,8 @@ from planners.sizes import BadSize, parse_size
 
 ALL = -1  # of a Size
 NAME_BYTES = 2048  # escaped for an address, still within the 8 KiB that the daemon reads
+
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 
 
 class Duration(click.ParamType[float]):

@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from inferenceosd.commands.admin_client import WORK_S, Door, fail
+from inferenceosd.commands.arguments import as_json_option
 from inferenceosd.commands.tables import table
 from inferenceosd.lean_imports import lean_imports
 from inferenceosd.settings.config import Options, read_config
@@ -28,8 +29,6 @@ from supervisor.engines.builds import (
     NoSuchBuild,
     builds_folder,
 )
-
-as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 
 
 @click.group(invoke_without_command=True)

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from inferenceosd.commands.admin_client import Door, fail
-from inferenceosd.commands.arguments import Duration
+from inferenceosd.commands.arguments import Duration, as_json_option
 from inferenceosd.commands.tables import table
 from inferenceosd.door.key_file import (
     MAX_NAME,
@@ -89,7 +89,7 @@ def add(door: Door, name: str, scope: str, expires: float | None) -> None:
 
 
 @key.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+@as_json_option
 @click.pass_obj
 def list_(door: Door, as_json: bool) -> None:
     """List the keys: what each allows and until when."""

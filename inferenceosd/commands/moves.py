@@ -3,7 +3,7 @@
 import click
 
 from inferenceosd.commands.admin_client import WORK_S, Door
-from inferenceosd.commands.arguments import ALL, Duration, Name, Shares, Size
+from inferenceosd.commands.arguments import ALL, Duration, Name, Shares, Size, as_json_option
 from inferenceosd.commands.report import yield_text
 from planners.durations import format_duration
 from planners.sizes import format_size
@@ -25,7 +25,7 @@ MOVE_S = 24 * 3600.0  # the daemon knows when a load has stalled; we only wait
 )
 @click.option("--context", type=click.IntRange(1, 1 << 31), help="Tokens one request may use.")
 @click.option("--parallel", type=click.IntRange(1, 1 << 16), help="Requests served at once.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+@as_json_option
 @click.pass_obj
 def migrate(
     door: Door,
@@ -77,7 +77,7 @@ def move_text(report: MoveReport) -> str:
 @click.option("--device", type=Name(), metavar="NAME", help="Where; else where most of ours is.")
 @click.option("--for", "for_s", type=Duration(), metavar="SPAN", help="For 2h, 30m, ...")
 @click.option("--back", is_flag=True, help="Take back what was yielded.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+@as_json_option
 @click.pass_obj
 def yield_memory(
     door: Door,

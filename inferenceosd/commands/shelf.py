@@ -7,7 +7,7 @@ from typing import TextIO
 import click
 
 from inferenceosd.commands.admin_client import WORK_S, Door, fail
-from inferenceosd.commands.arguments import Name
+from inferenceosd.commands.arguments import Name, as_json_option
 from inferenceosd.commands.following import EXIT_INTERRUPTED
 from inferenceosd.commands.progress import shown
 from inferenceosd.commands.shelf_text import list_text, show_text
@@ -16,8 +16,6 @@ from proxy.admin.models import ModelsReport
 from proxy.admin.shelf import DoneReport, PullLine, ShowReport
 
 COPY_S = 24 * 3600.0  # of a file to another disk, where the daemon knows how long it takes
-
-as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 
 
 @click.command()
