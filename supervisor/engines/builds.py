@@ -93,7 +93,7 @@ class Build(msgspec.Struct, frozen=True):
         """UTC seconds at which it was made the current one; None where it is not, or is pinned."""
         if not self.is_current or self.is_pinned:
             return None
-        return (self.folder.parent / Choice.CURRENT.value).lstat().st_mtime
+        return _changed_at(self.folder.parent / Choice.CURRENT.value)
 
     @property
     def binary(self) -> Path:
@@ -123,12 +123,12 @@ class Builds:
         """The builds of a backend, newest first."""
         links = {choice: self._target(backend, choice) for choice in Choice}
         binaries = [
-            path
+            (changed_at, path)
             for path in (self._folder / backend).glob(f"[!.]*/bin/{BINARY}")
-            if path.parts[-3] not in _LINKS
+            if path.parts[-3] not in _LINKS and (changed_at := _changed_at(path)) is not None
         ]
-        binaries.sort(key=lambda path: path.lstat().st_mtime, reverse=True)  # a dangling link too
-        return tuple(self._build(backend, path.parents[1], links) for path in binaries)
+        binaries.sort(reverse=True)
+        return tuple(self._build(backend, path.parents[1], links) for _, path in binaries)
 
     def all(self) -> tuple[Build, ...]:
         """Every build, by backend, newest first."""
@@ -148,10 +148,10 @@ class Builds:
     def choices(self) -> tuple[str, ...]:
         """Changes whenever another build is to be used; quickly told."""
         return tuple(
-            f"{link} {os.readlink(link)}"
+            f"{backend} {choice.value} {target}"
             for backend in DEFAULT_ORDER
             for choice in (Choice.CURRENT, Choice.PINNED)
-            if (link := self._folder / backend / choice.value).is_symlink()
+            if (target := self._target(backend, choice)) is not None
         )
 
     def named(self, name: str) -> Build:
@@ -228,6 +228,14 @@ class Builds:
 
     def _failed(self, build: Build) -> Path:
         return self._folder / build.backend / f"{build.build_id}{FAILED}"
+
+
+def _changed_at(path: Path) -> float | None:
+    """UTC seconds, of a link itself; None where it went meanwhile."""
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return None
 
 
 @contextmanager

@@ -109,6 +109,17 @@ def test_a_build_is_on_trial_from_when_it_was_made_current(tmp_path: Path, make:
     assert builds.named("one").on_trial_since() is None
 
 
+def test_a_build_whose_link_goes_meanwhile_is_not_on_trial(tmp_path: Path, make: Make) -> None:
+    builds = Builds(tmp_path)
+    make("one")
+    builds.use(builds.named("one"))
+    current = builds.named("one")
+
+    (tmp_path / "cpu" / "current").unlink()
+
+    assert current.on_trial_since() is None
+
+
 @pytest.mark.parametrize("choice", list(Choice))
 def test_a_build_that_a_link_points_at_is_not_removed(
     tmp_path: Path, make: Make, choice: Choice
