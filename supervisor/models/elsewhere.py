@@ -7,12 +7,14 @@ lives in the catalogue's thread. Reads names alone; nothing is ever written.
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from planners.model import BrokenFile, BrokenKind
 from planners.quantisation import quantisation_of, usual
+from supervisor.kept_file import read_kept
 from supervisor.models.gguf_files import ModelFile, Sweep, raise_if_passing, sweep
 from supervisor.models.places import Place, Program
 from supervisor.models.projectors import is_projector_name
@@ -97,7 +99,8 @@ def _snapshots(folder: str, *, org: str, repo: str) -> Sweep:
     broken: list[BrokenFile] = []
     unseen: list[str] = []
     for snapshot in _revisions(folder):
-        found = sweep((snapshot,))
+        # The cache has links to files alone: one that led upwards would have all of it once more.
+        found = sweep((snapshot,), follows_folders=False)
         for file in found.files:
             files.setdefault(file.name, file)
         broken += found.broken
@@ -107,16 +110,18 @@ def _snapshots(folder: str, *, org: str, repo: str) -> Sweep:
 
 
 def _revisions(folder: str) -> list[str]:
-    """The snapshots' folders: that of `main` first, then the youngest."""
+    """The snapshots' folders: that of `main` first, then the youngest. Raises CannotLook."""
     try:
-        with open(os.path.join(folder, "refs", "main"), encoding="ascii") as stream:
-            main = stream.read(64).strip()
+        main = read_kept(Path(folder, "refs", "main"), most_bytes=64).decode("ascii").strip()
     except (OSError, UnicodeDecodeError):
         main = ""
+    snapshots = os.path.join(folder, "snapshots")
     try:
-        entries = [e for e in os.scandir(os.path.join(folder, "snapshots")) if e.is_dir()]
+        with os.scandir(snapshots) as listing:
+            entries = [entry for entry in listing if entry.is_dir()]
         by_age = sorted(entries, key=lambda e: (e.name != main, -e.stat().st_mtime_ns, e.name))
-    except OSError:
+    except OSError as exc:
+        raise_if_passing(exc, path=snapshots)
         return []  # of a repository that is just begun, or going
     return [entry.path for entry in by_age]
 
@@ -142,7 +147,7 @@ def _by_prefix(
     for org, repo in dict.fromkeys(origins):
         prefix = f"{org}_{repo}_"
         found = tuple(file for file in left if file.name.startswith(prefix))
-        left = [file for file in left if file not in found]
+        left = [file for file in left if not file.name.startswith(prefix)]
         yield from _named(_Group(org, repo, found))
     yield from left
 

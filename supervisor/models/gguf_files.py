@@ -118,13 +118,15 @@ def sweep(
     *,
     max_entries: int = MAX_ENTRIES,
     but_for: frozenset[str] = frozenset(),
+    follows_folders: bool = True,
 ) -> Sweep:
     """Every GGUF file in `folders` and below, in order. Hidden files and folders are left alone.
 
-    So are those whose path is in `but_for`. Raises CannotLook where we cannot look at anything.
+    So are those whose path is in `but_for`, and, unless `follows_folders`, links to folders.
+    Raises CannotLook where we cannot look at anything.
     """
     files: list[ModelFile] = []
-    walk = _Walk(max_entries, but_for)
+    walk = _Walk(max_entries, but_for, follows_folders=follows_folders)
     for folder in folders:
         for here, found in walk.through(folder):
             below = os.path.relpath(here, folder)
@@ -228,9 +230,9 @@ def _put_together(
 class _Walk:
     """One sweep's progress: where it has been, and how much it may still look at."""
 
-    def __init__(self, max_entries: int, but_for: frozenset[str]) -> None:
+    def __init__(self, max_entries: int, but_for: frozenset[str], *, follows_folders: bool) -> None:
         self._seen: set[tuple[int, int]] = set()
-        self._but_for = but_for
+        self._but_for, self._follows = but_for, follows_folders
         self._max_entries = self._entries_left = max_entries
         self.broken: list[BrokenFile] = []
         self.unseen: list[str] = []
@@ -248,7 +250,7 @@ class _Walk:
             files = [found for entry in entries if (found := self._file(entry)) is not None]
             yield here, files
             if depth < MAX_DEPTH:
-                folders = [entry.path for entry in entries if _is_folder(entry)]
+                folders = [entry.path for entry in entries if self._leads_on(entry)]
                 waiting += [(p, depth + 1) for p in reversed(folders) if p not in self._but_for]
         if self._entries_left <= 0:
             reason = f"more than {self._max_entries} entries: the rest is not looked at"
@@ -277,6 +279,9 @@ class _Walk:
                 if not entry.name.startswith("."):
                     entries.append(entry)
         return sorted(entries, key=lambda entry: entry.name)
+
+    def _leads_on(self, entry: os.DirEntry[str]) -> bool:
+        return _is_folder(entry) and (self._follows or not entry.is_symlink())
 
     def _file(self, entry: os.DirEntry[str]) -> FileStat | None:
         if not entry.name.lower().endswith(SUFFIX) or _is_folder(entry):

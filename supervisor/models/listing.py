@@ -20,7 +20,7 @@ from planners.templates.given import given_template
 from supervisor.models.gguf_files import FileStat, ModelFile
 from supervisor.models.gguf_names import SUFFIX, part_of, stem_of
 from supervisor.models.places import Place
-from supervisor.models.projectors import is_projector_name, projector_for
+from supervisor.models.projectors import Projectors, is_projector_name
 from supervisor.store.shelf import StoredModel
 
 _MODEL_TYPES = (None, "model")
@@ -303,20 +303,23 @@ class _Beside:
         models: Iterable[tuple[ModelFile, ModelInfo, ModelRule | None]],
         projectors: Iterable[ModelFile],
     ) -> None:
-        self._models: dict[str, list[str]] = {}
         self._projectors: dict[str, dict[str, ModelFile]] = {}
-        for file, _, _ in models:
-            self._models.setdefault(file.folder, []).append(file.stem)
         for file in projectors:
             self._projectors.setdefault(file.folder, {})[file.stem] = file
+        stems: dict[str, list[str]] = {folder: [] for folder in self._projectors}
+        for model, _, _ in models:
+            if model.folder in stems:
+                stems[model.folder].append(model.stem)
+        self._whose = {
+            folder: Projectors(beside, models=stems[folder])
+            for folder, beside in self._projectors.items()
+        }
 
     def projector(self, model: ModelFile) -> ModelFile | None:
         """The one that is `model`'s; None where there is none, or no telling whose it is."""
-        beside = self._projectors.get(model.folder)
-        if not beside:
-            return None
-        stem = projector_for(model.stem, models=self._models[model.folder], projectors=beside)
-        return None if stem is None else beside[stem]
+        whose = self._whose.get(model.folder)
+        stem = None if whose is None else whose.of(model.stem)
+        return None if stem is None else self._projectors[model.folder][stem]
 
 
 def _with_stored(settings: ModelSettings, stored: StoredModel) -> ModelSettings:

@@ -4,7 +4,8 @@ People name them "mmproj-MODEL-f16.gguf", "MODEL.mmproj-Q8_0.gguf", or just "mmp
 """
 
 import re
-from collections.abc import Iterable
+from bisect import bisect
+from collections.abc import Iterable, Sequence
 
 _TYPE = r"(?:i?q[0-9][a-z0-9_]*|bf16|fp?16|f(?:p)?32|ud|imat|i1|mxfp4(?:_moe)?)"
 _TRAILING_TYPE = re.compile(rf"(?:^|[-._]){_TYPE}$")
@@ -26,22 +27,35 @@ def base_name(name: str) -> str:
     return base
 
 
-def projector_for(model: str, *, models: Iterable[str], projectors: Iterable[str]) -> str | None:
-    """Which of `projectors` is `model`'s, where `models` share the folder; None where none is."""
-    bases = {base_name(name) for name in models}
-    own = base_name(model)
-    fitting = [name for name in projectors if _fits(base_name(name), own, bases)]
-    return min(fitting, key=_preference, default=None)
+class Projectors:
+    """The projectors beside some models. A folder may hold thousands: each name is read once."""
+
+    def __init__(self, projectors: Iterable[str], *, models: Iterable[str]) -> None:
+        bases = sorted({base_name(name) for name in models})
+        self._is_one_model = len(bases) == 1
+        self._best: dict[str, str] = {}
+        """By what a model's name must begin with."""
+        for name in projectors:
+            begins = "" if self._is_one_model else _claimed(base_name(name), bases)
+            if begins is not None:
+                best = min(self._best.get(begins, name), name, key=_preference)
+                self._best[begins] = best
+
+    def of(self, model: str) -> str | None:
+        """Which of them is `model`'s; None where none is."""
+        own = "" if self._is_one_model else base_name(model)
+        begins = (own[:length] for length in sorted({len(each) for each in self._best}))
+        fitting = {self._best[each] for each in begins if each in self._best}
+        return min(fitting, key=_preference, default=None)
 
 
-def _fits(projector: str, own: str, bases: set[str]) -> bool:
-    """True where no other model of the folder has a better claim."""
-    if len(bases) == 1:
-        return True
+def _claimed(projector: str, bases: Sequence[str]) -> str | None:
+    """What the names of its models begin with, and no other's; `bases` are sorted."""
     if projector in _GENERIC:
-        return False
-    longest = max(_common(projector, base) for base in bases)
-    return longest >= min(len(projector), 4) and _common(projector, own) == longest
+        return None
+    at = bisect(bases, projector)  # what has most in common with it stands next to it
+    longest = max((_common(projector, base) for base in bases[max(0, at - 1) : at + 1]), default=0)
+    return projector[:longest] if longest >= min(len(projector), 4) else None
 
 
 def _common(one: str, other: str) -> int:

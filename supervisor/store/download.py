@@ -110,9 +110,7 @@ class Download:
         found = self._source.bytes_from(part.at, last, total_bytes=total_bytes)
         try:
             async with aclosing(found) as pieces:
-                watch = _Watch(self._source.host, limit_s=self._pace.stall_s)
                 async for at, piece in pieces:
-                    watch.came(len(piece))
                     if at != part.at + len(buffer):
                         self._begin_anew(part, buffer, at)
                     buffer += piece
@@ -138,24 +136,6 @@ class Download:
         data = bytes(buffer)
         buffer.clear()
         await self._threads.move(self._partial.write, part, data)
-
-
-class _Watch:
-    """Tells a connection on which next to nothing comes from one that is merely slow."""
-
-    def __init__(self, host: str, *, limit_s: float) -> None:
-        self._host, self._limit_s = host, limit_s
-        self._clock = asyncio.get_running_loop().time
-        self._since_s, self._n_bytes = self._clock(), 0
-
-    def came(self, n_bytes: int) -> None:
-        """Raises Stalled where too little came in the last while."""
-        self._n_bytes += n_bytes
-        if self._clock() - self._since_s < self._limit_s:
-            return
-        if self._n_bytes < LEAST_BYTES_PER_S * self._limit_s:
-            raise Stalled(host=self._host, limit_s=self._limit_s)
-        self._since_s, self._n_bytes = self._clock(), 0
 
 
 def _untold(_: int) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from planners.quantisation import quantisation_of, usual
+from supervisor.errors import SupervisorError
 from supervisor.models.gguf_names import SUFFIX, part_of, stem_of
-from supervisor.models.projectors import is_projector_name, projector_for
+from supervisor.models.projectors import Projectors, is_projector_name
 from supervisor.store.digests import BadDigest, Digest, parse_digest
 from supervisor.store.names import TAG
 
@@ -16,6 +17,17 @@ TEXT_FILES = ("template", "system", "params")
 """Files at a repository's top that are layers of the model, as the hub itself has it."""
 _REVISION = re.compile(r"[0-9a-f]{40}")
 _NO_MODELS = ("imatrix",)
+MAX_PATH = 1000  # characters; git and the hub have none that is longer
+MAX_GGUF = 2000  # files of one repository; the fullest hold some hundred parts of splits
+MAX_SIZE_BYTES = (1 << 63) - 1  # no file is larger
+
+
+class TooManyFiles(SupervisorError):
+    """A repository that nobody would choose from."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        super().__init__(f"a list of {count} GGUF files, and at most {MAX_GGUF} are read")
 
 
 class HubFile(msgspec.Struct, frozen=True):
@@ -23,6 +35,7 @@ class HubFile(msgspec.Struct, frozen=True):
 
     path: str
     size_bytes: int
+    """-1 where it is not told."""
     digest: Digest | None
     """None for one that lies in git itself: those are small."""
     git_id: str
@@ -78,6 +91,11 @@ class Variant(msgspec.Struct, frozen=True):
         return sum(part.size_bytes for part in self.parts)
 
     @property
+    def is_measured(self) -> bool:
+        """Whether the size of each part is told, and none is empty."""
+        return all(part.size_bytes > 0 for part in self.parts)
+
+    @property
     def tag(self) -> str:
         """What a name says after its colon to mean this one."""
         return self.label or self.stem
@@ -118,64 +136,79 @@ CANNOT_READ = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 def read_repository(data: bytes) -> HubListing:
     """What /api/models/REPO?blobs=true answers with. Raises one of CANNOT_READ."""
     told = _REPOSITORY.decode(data)
-    files = (_file(s.rfilename, s.size, s.blobId or "", s.lfs) for s in told.siblings)
+    files = (
+        _file(s.rfilename, s.size, s.blobId or "", s.lfs)
+        for s in told.siblings
+        if len(s.rfilename) <= MAX_PATH
+    )
     revision = told.sha if told.sha and _REVISION.fullmatch(told.sha) else "main"
     return HubListing(revision, tuple(files), is_gated=bool(told.gated))
 
 
 def read_tree(data: bytes) -> tuple[HubFile, ...]:
     """What a page of /api/models/REPO/tree/REV?recursive=true holds. Likewise."""
-    files = (e for e in _TREE.decode(data) if e.type == "file")
+    files = (e for e in _TREE.decode(data) if e.type == "file" and len(e.path) <= MAX_PATH)
     return tuple(_file(e.path, e.size, e.oid, e.lfs) for e in files)
 
 
 def _file(path: str, size: int | None, git_id: str, lfs: _Lfs | None) -> HubFile:
     if lfs is None:
-        return HubFile(path, -1 if size is None else size, None, git_id)
+        return HubFile(path, _size_bytes(size), None, git_id)
     try:
         digest = parse_digest(f"sha256:{lfs.sha256 or lfs.oid}")
     except BadDigest:
         digest = None
-    size_bytes = lfs.size if lfs.size >= 0 else -1 if size is None else size
-    return HubFile(path, size_bytes, digest, "")
+    return HubFile(path, _size_bytes(size if lfs.size < 0 else lfs.size), digest, "")
+
+
+def _size_bytes(told: int | None) -> int:
+    """-1 where it is not told, or is none that a file can have."""
+    return told if told is not None and 0 <= told <= MAX_SIZE_BYTES else -1
 
 
 def variants(files: Iterable[HubFile]) -> tuple[Variant, ...]:
-    """Every model among the files, each with its projector; parts that lack others are none."""
+    """Every model among the files, each with its projector; parts that lack others are none.
+
+    Raises TooManyFiles.
+    """
     found = [file for file in files if file.path.lower().endswith(SUFFIX)]
+    if len(found) > MAX_GGUF:
+        raise TooManyFiles(len(found))
     projectors = [file for file in found if is_projector_name(file.stem)]
-    models = [f for f in found if f not in projectors and not _is_no_model(f)]
+    models = [f for f in found if not is_projector_name(f.stem) and not _is_no_model(f)]
     whole = [*_put_together(models)]
-    stems = {stem for stem, _ in whole}
+    beside = _Beside(projectors, stems={stem for stem, _ in whole})
     return tuple(
-        Variant(_label(stem, parts), stem, parts, _beside(stem, parts[0], stems, projectors))
+        Variant(_label(stem, parts), stem, parts, beside.of(stem, parts[0]))
         for stem, parts in whole
     )
 
 
-def chosen(offered: Sequence[Variant], tag: str) -> Variant | None:
-    """The one that `tag` means; None where none is meant.
+class Choice:
+    """The models of a repository, each by what may mean it."""
 
-    A tag is a quantisation or a file's name; "latest" is the usual one. Of several the first
-    counts, by path.
-    """
-    by_path = sorted(offered, key=lambda variant: (variant.path.count("/"), variant.path))
-    if tag.lower() == TAG and by_path:
-        wanted = usual(variant.label for variant in by_path)
-        return next(variant for variant in by_path if variant.label == wanted)
-    asked = tag.lower().removesuffix(SUFFIX)
-    for names in (_by_label, _by_name):
-        meant = (variant for variant in by_path if asked in names(variant))
-        if (found := next(meant, None)) is not None:
-            return found
-    return None
+    def __init__(self, offered: Iterable[Variant]) -> None:
+        by_path = sorted(offered, key=lambda variant: (variant.path.count("/"), variant.path))
+        self._labels: dict[str, Variant] = {}
+        self._names: dict[str, Variant] = {}
+        for variant in by_path:
+            self._labels.setdefault(variant.label.lower(), variant)
+            for name in _names(variant):
+                self._names.setdefault(name, variant)
+
+    def of(self, tag: str) -> Variant | None:
+        """The one that `tag` means; None where none is meant.
+
+        A tag is a quantisation or a file's name; "latest" is the usual one. Of several the first
+        counts, by path.
+        """
+        if tag.lower() == TAG and self._labels:
+            return self._labels[usual(each.label for each in self._labels.values()).lower()]
+        asked = tag.lower().removesuffix(SUFFIX)
+        return self._labels.get(asked) or self._names.get(asked)
 
 
-def _by_label(variant: Variant) -> tuple[str, ...]:
-    return (variant.label.lower(),)
-
-
-def _by_name(variant: Variant) -> tuple[str, ...]:
+def _names(variant: Variant) -> tuple[str, ...]:
     label = variant.label.lower().removeprefix("ud-")
     return (variant.stem.lower(), label, variant.parts[0].folder.lower())
 
@@ -198,17 +231,27 @@ def _put_together(files: Iterable[HubFile]) -> Iterator[tuple[str, tuple[HubFile
         else:
             split.setdefault((file.folder, part.base, part.count), {})[part.number] = file
     for (_, base, count), parts in split.items():
-        if sorted(parts) == list(range(1, count + 1)):
-            yield base, tuple(parts[number] for number in sorted(parts))
+        numbers = range(1, count + 1)
+        if len(parts) == count and all(number in parts for number in numbers):
+            yield base, tuple(parts[number] for number in numbers)
 
 
-def _beside(
-    stem: str, first: HubFile, stems: Iterable[str], projectors: Sequence[HubFile]
-) -> HubFile | None:
-    """The projector in the model's folder, else at the top."""
-    for folder in dict.fromkeys((first.folder, "")):
-        near = {file.stem: file for file in projectors if file.folder == folder}
-        found = projector_for(stem, models=stems, projectors=near)
-        if found is not None:
-            return near[found]
-    return None
+class _Beside:
+    """The projectors of a repository, by the folders that they lie in."""
+
+    def __init__(self, projectors: Iterable[HubFile], *, stems: Iterable[str]) -> None:
+        self._files: dict[str, dict[str, HubFile]] = {}
+        for file in projectors:
+            self._files.setdefault(file.folder, {})[file.stem] = file
+        self._whose = {
+            folder: Projectors(near, models=stems) for folder, near in self._files.items()
+        }
+
+    def of(self, stem: str, first: HubFile) -> HubFile | None:
+        """That of a model: the one in its folder, else at the top."""
+        for folder in dict.fromkeys((first.folder, "")):
+            whose = self._whose.get(folder)
+            found = None if whose is None else whose.of(stem)
+            if found is not None:
+                return self._files[folder][found]
+        return None

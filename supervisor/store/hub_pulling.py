@@ -10,7 +10,7 @@ from planners.model import ModelInfo
 from supervisor.models.gguf_files import ModelFile, read_model, stat_of
 from supervisor.store.errors import BlobMissing, NotStorable
 from supervisor.store.fetching import Fetcher, Sourced
-from supervisor.store.hub_files import HubFile, HubListing, Variant, chosen, variants
+from supervisor.store.hub_files import Choice, HubFile, HubListing, Variant
 from supervisor.store.hub_repository import SMALL_BYTES, HubRepository
 from supervisor.store.layout import blob_path, read_recipe
 from supervisor.store.manifest import (
@@ -27,7 +27,7 @@ from supervisor.store.manifest import (
 from supervisor.store.names import StoreName
 from supervisor.store.own_store import OwnStore
 from supervisor.store.progress import Progress
-from supervisor.store.pull_errors import NoModelThere, NoSuchVariant, RegistryOdd
+from supervisor.store.pull_errors import NoSuchVariant, RegistryOdd
 from supervisor.store.recipes import config_of, manifest_of, rootfs
 from supervisor.store.threads import StoreThreads
 
@@ -75,10 +75,8 @@ class HubPull:
             await self._threads.run(self._store.put_manifest, self._name, manifest)
 
     def _chosen(self, listing: HubListing) -> Variant:
-        offered = variants(listing.files)
-        if not offered:
-            raise NoModelThere(host=self._repository.host, repository=self._repository.name)
-        variant = chosen(offered, self._name.tag)
+        offered = self._repository.models(listing)
+        variant = Choice(offered).of(self._name.tag)
         if variant is None:
             tags = tuple(dict.fromkeys(one.tag for one in offered))
             raise NoSuchVariant(name=self._repository.name, tag=self._name.tag, tags=tags)
@@ -88,6 +86,8 @@ class HubPull:
         """What the file is to the model; one that lies in git itself is put at once."""
         if file.digest is None:
             return await self._put(media_type, await self._small(listing, file))
+        if file.size_bytes < 0:
+            raise RegistryOdd(host=self._repository.host, reason=f"no size of {file.path}")
         layer = Layer(media_type, file.digest, file.size_bytes)
         self._hold(layer)
         return layer

@@ -1,13 +1,13 @@
 """What files of a hub's repository are, by their headers: the first bytes, asked for by range."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import aclosing
 
 from planners.ggml.header import MAX_HEADER_BYTES, GgufHeader
 from planners.gguf import GgufError, NeedMore, model_info, read_header
 from planners.model import ModelInfo
 from supervisor.models.gguf_files import FIRST_READ_BYTES
-from supervisor.store.hub_files import HubFile, HubListing, Variant, chosen, variants
+from supervisor.store.hub_files import Choice, HubFile, HubListing, Variant
 from supervisor.store.hub_repository import HubRepository
 from supervisor.store.names import BadStoreName, StoreName
 from supervisor.store.pull_errors import NoGguf, NoModelThere, RangesRefused
@@ -17,10 +17,11 @@ class HubReader:
     """One repository at one revision, read and not pulled."""
 
     def __init__(self, name: StoreName, repository: HubRepository, listing: HubListing) -> None:
-        """Raises NoModelThere."""
+        """Raises NoModelThere, RegistryOdd."""
         self._repository, self._listing = repository, listing
-        offered = tuple(one for one in variants(listing.files) if one.size_bytes > 0)
-        tags = ((next(_tags(one, offered, name), ""), one) for one in offered)
+        offered = tuple(one for one in repository.models(listing) if one.is_measured)
+        choice = Choice(offered)
+        tags = ((next(_tags(one, choice, name), ""), one) for one in offered)
         self.variants = {tag: one for tag, one in tags if tag}
         """By what each is pulled by; another of the same name cannot be."""
         if not self.variants:
@@ -80,10 +81,10 @@ class HubReader:
         return NoGguf(host=self._repository.host, path=file.path, reason=str(exc))
 
 
-def _tags(variant: Variant, offered: Sequence[Variant], name: StoreName) -> Iterator[str]:
+def _tags(variant: Variant, choice: Choice, name: StoreName) -> Iterator[str]:
     """What means that one in a name."""
     for tag in (variant.label, variant.stem):
-        if chosen(offered, tag) is variant:
+        if choice.of(tag) is variant:
             try:
                 yield StoreName(name.host, name.namespace, name.model, tag).tag
             except BadStoreName:

@@ -16,13 +16,17 @@ from supervisor.store.hub_files import (
     CANNOT_READ,
     HubFile,
     HubListing,
+    TooManyFiles,
+    Variant,
     read_repository,
     read_tree,
+    variants,
 )
 from supervisor.store.hubs import Hub
 from supervisor.store.names import StoreName
 from supervisor.store.pull_errors import (
     Gated,
+    NoModelThere,
     NoSuchRepository,
     PullError,
     RegistryOdd,
@@ -64,6 +68,16 @@ class HubRepository:
         if listing.is_measured:
             return listing
         return replace(listing, files=await self._tree(listing.revision))
+
+    def models(self, listing: HubListing) -> tuple[Variant, ...]:
+        """What of it may be pulled. Raises NoModelThere, RegistryOdd."""
+        try:
+            offered = variants(listing.files)
+        except TooManyFiles as exc:
+            raise RegistryOdd(host=self.host, reason=str(exc)) from exc
+        if not offered:
+            raise NoModelThere(host=self.host, repository=self.name)
+        return offered
 
     async def _tree(self, revision: str) -> tuple[HubFile, ...]:
         """The same files, page by page, from a hub that does not tell sizes at once."""

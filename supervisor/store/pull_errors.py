@@ -74,7 +74,8 @@ class RegistryOdd(PullError):
     def __init__(self, *, host: str, reason: str) -> None:
         self.host, self.reason = host, reason
         super().__init__(
-            f"{host} sent {reason}; check whether it is a registry, and what stands in between"
+            f"{host} sent {printable(reason)}; check whether it is a registry, and what stands in"
+            " between"
         )
 
 
@@ -192,9 +193,8 @@ class NoSuchVariant(PullError):
 
     def __init__(self, *, name: str, tag: str, tags: tuple[str, ...]) -> None:
         self.name, self.tag, self.tags = name, tag, tags
-        super().__init__(
-            f"{name} has no {tag}; pull one of {', '.join(map(printable, tags[:MAX_LISTED]))}"
-        )
+        shown = ", ".join(printable(each[:MAX_TOLD]) for each in tags[:MAX_LISTED])
+        super().__init__(f"{name} has no {tag}; pull one of {shown}")
 
 
 def _way_out(why: str) -> str:

@@ -20,10 +20,14 @@ from supervisor.store.pull_errors import (
     RangesRefused,
     RegistryOdd,
     RegistryRefused,
+    Stalled,
     Unreachable,
 )
+from supervisor.store.sources import LEAST_BYTES_PER_S
 
 CONNECT_S = 20.0
+MAX_REDIRECTS = 20  # as httpx
+MAX_ASIDE_BYTES = 64 << 10  # read of a redirect's own body, so that its connection may serve again
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
 
 
@@ -48,7 +52,8 @@ class Web:
         connect_s = min(CONNECT_S, head_s / 2)
         limits = httpx.Timeout(connect_s, read=stall_s, write=stall_s, pool=None)
         self._client = httpx.AsyncClient(
-            timeout=limits, follow_redirects=True,
+            timeout=limits,
+            follow_redirects=False,  # it would read, and unpack, all that comes along
             headers={"user-agent": "inferenceosd"},
             limits=httpx.Limits(max_keepalive_connections=16),
             event_hooks={"request": [self._check_scheme]},
@@ -102,13 +107,24 @@ class Web:
         host = _host(url)
         try:
             async with AsyncExitStack() as held:
-                asked = self._client.stream(method, url, headers=dict(headers), content=content)
-                yield await self._begun(held.enter_async_context(asked), host)
-        except httpx.TooManyRedirects as exc:
-            raise RegistryOdd(host=host, reason="one redirect after another") from exc
+                asked = self._client.build_request(
+                    method, url, headers=dict(headers), content=content
+                )
+                yield await self._begun(self._followed(asked, held), host)
         except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError, UnicodeError) as exc:
             # UnicodeError: idna's, of a host that it is led to.
             raise Unreachable(host=host, why=str(exc) or type(exc).__name__) from exc
+
+    async def _followed(self, request: httpx.Request, held: AsyncExitStack) -> httpx.Response:
+        """The reply at the end of a chain of redirects; `held` closes it. Raises RegistryOdd."""
+        for _ in range(MAX_REDIRECTS + 1):
+            reply = await self._client.send(request, stream=True)
+            held.push_async_callback(reply.aclose)
+            if reply.next_request is None:
+                return reply
+            await _leave(reply)
+            request = reply.next_request
+        raise RegistryOdd(host=request.url.host, reason="one redirect after another")
 
     async def _begun(self, reply: Awaitable[httpx.Response], host: str) -> httpx.Response:
         """The reply once its head is here. Raises Unreachable where that takes for ever."""
@@ -121,13 +137,15 @@ class Web:
     async def pieces(
         self, url: str, *, headers: Mapping[str, str], first: int, last: int, total_bytes: int
     ) -> AsyncGenerator[tuple[int, bytes], None]:
-        """What Source.bytes_from gives, of the file at `url`."""
+        """What Source.bytes_from gives, of the file at `url`. Raises Stalled, PullError."""
         asked = {**headers, "range": f"bytes={first}-{last}", "accept-encoding": "identity"}
         async with self._opened(url, asked) as reply:
             if reply.is_error and reply.status_code != 416:
                 raise await self._refused(reply)
             at = _place(reply, first=first, last=last, total_bytes=total_bytes)
+            watch = _Watch(_host(url), limit_s=self._stall_s)
             async for chunk in reply.aiter_raw():
+                watch.came(len(chunk))
                 yield at, chunk
                 at += len(chunk)
 
@@ -142,6 +160,34 @@ class Web:
                         break
         text = told.decode(errors="replace").strip()
         return RegistryRefused(host=reply.url.host, status=reply.status_code, told=text)
+
+
+class _Watch:
+    """Tells a connection on which next to nothing comes from one that is merely slow."""
+
+    def __init__(self, host: str, *, limit_s: float) -> None:
+        self._host, self._limit_s = host, limit_s
+        self._clock = asyncio.get_running_loop().time
+        self._since_s, self._n_bytes = self._clock(), 0
+
+    def came(self, n_bytes: int) -> None:
+        """Raises Stalled where too little came in the last while."""
+        self._n_bytes += n_bytes
+        if self._clock() - self._since_s < self._limit_s:
+            return
+        if self._n_bytes < LEAST_BYTES_PER_S * self._limit_s:
+            raise Stalled(host=self._host, limit_s=self._limit_s)
+        self._since_s, self._n_bytes = self._clock(), 0
+
+
+async def _leave(reply: httpx.Response) -> None:
+    """Done with a reply whose body says nothing: as it lies, and no more than a little of it."""
+    n_bytes = 0
+    async for chunk in reply.aiter_raw():
+        n_bytes += len(chunk)
+        if n_bytes > MAX_ASIDE_BYTES:
+            break
+    await reply.aclose()
 
 
 def _host(url: str) -> str:

@@ -31,7 +31,7 @@ class FakeHub(FakeRegistry):
     """Whether its list tells sizes; else its trees do."""
     has_list: bool = True
     claimed_bytes: int | None = None
-    """What its list says of large files' sizes, where it lies."""
+    """What its lists say of all sizes, where they lie."""
 
     @property
     def endpoint(self) -> str:
@@ -71,6 +71,9 @@ class FakeHub(FakeRegistry):
     def _revision(self) -> str:
         return REVISION if self.has_list else "main"
 
+    def _told_bytes(self, data: bytes) -> int:
+        return len(data) if self.claimed_bytes is None else self.claimed_bytes
+
     def _is_known(self, asked: Asked) -> bool:
         return asked.headers.get("authorization") == f"Bearer {TOKEN}"
 
@@ -92,8 +95,12 @@ class FakeHub(FakeRegistry):
         siblings: list[dict[str, object]] = [{"rfilename": path} for path in self.files]
         if with_sizes and self.has_sizes:
             siblings = [
-                {"rfilename": path, "size": len(data), "blobId": git_id(data)}
-                | ({} if path in self.in_git else {"lfs": _lfs("sha256", data, self.claimed_bytes)})
+                {"rfilename": path, "size": self._told_bytes(data), "blobId": git_id(data)}
+                | (
+                    {}
+                    if path in self.in_git
+                    else {"lfs": _lfs("sha256", data, self._told_bytes(data))}
+                )
                 for path, data in self.files.items()
             ]
         told = {"id": REPOSITORY, "sha": REVISION, "siblings": siblings}
@@ -102,8 +109,8 @@ class FakeHub(FakeRegistry):
     async def _tree(self, query: str, writer: asyncio.StreamWriter) -> None:
         at = int(query.partition("cursor=")[2] or "0")
         entries = [
-            {"type": "file", "path": path, "size": len(data), "oid": git_id(data)}
-            | ({} if path in self.in_git else {"lfs": _lfs("oid", data)})
+            {"type": "file", "path": path, "size": self._told_bytes(data), "oid": git_id(data)}
+            | ({} if path in self.in_git else {"lfs": _lfs("oid", data, self._told_bytes(data))})
             for path, data in self.files.items()
         ]
         page = [{"type": "directory", "path": "d", "oid": "0"}, *entries[at : at + PAGE]]
@@ -117,9 +124,8 @@ def git_id(data: bytes) -> str:
     return hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()
 
 
-def _lfs(key: str, data: bytes, size: int | None = None) -> dict[str, object]:
-    digest = hashlib.sha256(data).hexdigest()
-    return {key: digest, "size": len(data) if size is None else size, "pointerSize": 133}
+def _lfs(key: str, data: bytes, size: int) -> dict[str, object]:
+    return {key: hashlib.sha256(data).hexdigest(), "size": size, "pointerSize": 133}
 
 
 @asynccontextmanager

@@ -352,6 +352,15 @@ async def test_more_than_the_disk_has_is_refused_before_a_byte_comes(tmp_path: P
     assert not at.hub.served_bytes
 
 
+async def test_a_file_whose_size_is_none_is_not_begun(tmp_path: Path) -> None:
+    async with puller(tmp_path) as at:
+        at.hub.claimed_bytes = -5
+        lines = await at.pull()
+
+    assert f"no size of {Q4}" in lines[-1]["error"]
+    assert not at.hub.served_bytes
+
+
 async def test_what_is_no_model_leaves_none(tmp_path: Path) -> None:
     async with puller(tmp_path) as at:
         at.hub.files.clear()

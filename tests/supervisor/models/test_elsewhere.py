@@ -1,5 +1,6 @@
 """supervisor.models.elsewhere, through the catalogue: what other programs keep is on offer too."""
 
+import asyncio
 import hashlib
 import os
 from pathlib import Path
@@ -93,6 +94,34 @@ async def test_nothing_is_written_and_what_is_broken_is_told(tmp_path: Path) -> 
     assert {Path(file.path).name for file in models.broken} == {"Tiny-Q5_0.gguf", gone.name}
     assert as_it_lies(tmp_path) == before
     assert _times(tmp_path) == times
+
+
+async def test_links_that_lead_upwards_have_no_file_twice(tmp_path: Path) -> None:
+    link = cached(tmp_path, "Tiny-Q4_K_M.gguf")
+    other = tmp_path / "models--org--Other-GGUF" / "snapshots" / NEW
+    other.mkdir(parents=True)
+    for folder in (link.parent, other):
+        (folder / "all").symlink_to(tmp_path)
+        (folder / "here").symlink_to(".")
+        (folder / "itself").symlink_to("itself")
+    models = catalogue((Program.HUGGING_FACE, tmp_path))
+
+    await models.scan()
+
+    assert sorted(models.models) == ["hf.co/org/Tiny-GGUF:Q4_K_M"]
+
+
+async def test_a_pipe_where_a_revision_is_named_is_not_waited_for(tmp_path: Path) -> None:
+    link = cached(tmp_path, "Tiny-Q4_K_M.gguf")
+    main = link.parents[2] / "refs" / "main"
+    main.unlink()
+    os.mkfifo(main)
+    models = catalogue((Program.HUGGING_FACE, tmp_path))
+
+    async with asyncio.timeout(10):
+        await models.scan()
+
+    assert sorted(models.models) == ["hf.co/org/Tiny-GGUF:Q4_K_M"]
 
 
 def _times(folder: Path) -> dict[Path, tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from supervisor.models.projectors import base_name, is_projector_name, projector_for
+from supervisor.models.projectors import Projectors, base_name, is_projector_name
 
 
 @pytest.mark.parametrize(
@@ -49,4 +49,12 @@ GEMMA, GEMMA_Q8, QWEN = "gemma-3-4b-it-Q4_K_M", "gemma-3-4b-it-Q8_0", "Qwen2.5-V
 def test_a_projector_goes_to_the_model_whose_name_it_shares(
     model: str, models: list[str], projectors: list[str], found: str | None
 ) -> None:
-    assert projector_for(model, models=models, projectors=projectors) == found
+    assert Projectors(projectors, models=models).of(model) == found
+
+
+def test_a_folder_of_thousands_has_each_name_read_once() -> None:
+    models = [f"{n}-model" for n in range(3000)]
+
+    found = Projectors([f"mmproj-{n}-model" for n in range(3000)], models=models)
+
+    assert [found.of(model) for model in models] == [f"mmproj-{model}" for model in models]

@@ -1,8 +1,18 @@
 """supervisor.store.hub_files: which files of a repository are models, and which one is meant."""
 
+import json
+
 import pytest
 
-from supervisor.store.hub_files import HubFile, Variant, chosen, variants
+from supervisor.store.hub_files import (
+    MAX_GGUF,
+    Choice,
+    HubFile,
+    TooManyFiles,
+    Variant,
+    read_repository,
+    variants,
+)
 
 NAMES = (
     "README.md", "Tiny-1B-Q4_K_M.gguf", "Tiny-1B-Q8_0.gguf", "Tiny-1B-imatrix.gguf",
@@ -38,13 +48,53 @@ def test_models_are_told_from_projectors_matrices_and_lone_parts() -> None:
     ],
 )
 def test_a_tag_means_a_quantisation_or_a_file(tag: str, path: str | None) -> None:
-    meant = chosen(offered(*NAMES), tag)
+    meant = Choice(offered(*NAMES)).of(tag)
 
     assert (meant.path if meant else None) == path
 
 
 def test_a_repository_without_quantisations_in_its_names_has_its_only_file_for_latest() -> None:
-    meant = chosen(offered("model.gguf"), "latest")
+    meant = Choice(offered("model.gguf")).of("latest")
 
     assert meant is not None
     assert meant.tag == "model"
+
+
+def test_a_name_is_compared_once_however_many_lie_beside_it() -> None:
+    models = [f"{n}-model-Q4_K_M.gguf" for n in range(MAX_GGUF // 2)]
+    projectors = [f"mmproj-{n}-model.gguf" for n in range(MAX_GGUF // 2)]
+
+    found = offered(*models, *projectors)  # each beside each, it would take some minutes
+
+    assert [v.projector.path for v in found if v.projector] == projectors
+    assert len(found) == len(models)
+
+
+def test_a_repository_of_more_files_than_anybody_would_choose_from_is_refused() -> None:
+    with pytest.raises(TooManyFiles, match=str(MAX_GGUF)):
+        offered(*(f"{n}.gguf" for n in range(MAX_GGUF + 1)))
+
+
+def test_a_part_of_a_split_that_claims_many_others_is_no_model() -> None:
+    names = [f"{n}-00001-of-99999.gguf" for n in range(MAX_GGUF - 2)]
+
+    assert offered(*names, "whole-00001-of-00001.gguf", "none-00000-of-00000.gguf") == offered(
+        "whole-00001-of-00001.gguf"
+    )
+
+
+@pytest.mark.parametrize("size", [-5, 1 << 63, 10**30], ids=str)
+def test_a_size_that_no_file_has_is_none_that_was_told(size: int) -> None:
+    sibling = {"rfilename": "a.gguf", "size": size, "lfs": {"sha256": "0" * 64, "size": size}}
+    listing = read_repository(json.dumps({"siblings": [sibling]}).encode())
+
+    assert [file.size_bytes for file in listing.files] == [-1]
+    assert not listing.is_measured
+
+
+def test_a_path_that_is_longer_than_any_is_left_out() -> None:
+    siblings = [{"rfilename": "a" * 500_000 + ".gguf"}, {"rfilename": "b.gguf"}]
+
+    listing = read_repository(json.dumps({"siblings": siblings}).encode())
+
+    assert [file.path for file in listing.files] == ["b.gguf"]
