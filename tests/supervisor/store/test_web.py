@@ -109,7 +109,7 @@ async def test_what_comes_along_with_a_redirect_is_not_unpacked() -> None:
         web = Web(allows_plain=True, stall_s=5, head_s=10)
         tracemalloc.start()
         try:
-            answer = await web.get(
+            answer = await web.answer(
                 f"http://127.0.0.1:{start_port}/", headers={}, most_bytes=100, limit_s=10
             )
             most_bytes = tracemalloc.get_traced_memory()[1]
@@ -135,7 +135,7 @@ async def test_a_redirect_whose_body_never_ends_is_followed_all_the_same() -> No
     async with at_port(end) as end_port, answering(endless) as port:
         url = f"http://127.0.0.1:{port}/"
         web = Web(allows_plain=True, stall_s=5, head_s=10)
-        answer = await web.get(url, headers={}, most_bytes=100, limit_s=10)
+        answer = await web.answer(url, headers={}, most_bytes=100, limit_s=10)
         await web.aclose()
 
     assert answer.body == b"ok"
@@ -146,7 +146,7 @@ async def test_one_redirect_after_another_is_given_up() -> None:
     async with at_port(place) as port:
         web = Web(allows_plain=True, stall_s=5, head_s=10)
         with pytest.raises(RegistryOdd, match="one redirect after another"):
-            await web.get(f"http://127.0.0.1:{port}/", headers={}, most_bytes=100, limit_s=10)
+            await web.answer(f"http://127.0.0.1:{port}/", headers={}, most_bytes=100, limit_s=10)
         await web.aclose()
 
     assert place.asked == MAX_REDIRECTS + 1
