@@ -409,7 +409,7 @@ class Control:
 
     def _concerned(self) -> tuple[str, ...]:
         fleet, rules = self._parts.fleet, self._config.placement
-        keys = {served.model_id: launch_key(served, rules) for served in fleet.models()}
+        keys = {served.model_id: launch_key(served, rules) for served in fleet.processes()}
         return concerned_models(fleet.running(), keys)
 
     def _note_refused(self, exc: ConfigError) -> None:

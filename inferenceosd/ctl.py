@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 import click
 import msgspec
+from msgspec.structs import replace
 
 from inferenceosd import __version__
 from inferenceosd.commands import report
@@ -206,19 +207,22 @@ def profile(door: Door, record: str | None, as_json: bool) -> None:
     Asks the daemon; without one it looks for itself, which takes some seconds more.
     """
     with lean_imports():
-        from inferenceosd.commands.offline import profile_here
+        from inferenceosd.commands.offline import model_dirs_here, profile_here
         from inferenceosd.commands.plan_question import found_here
         from inferenceosd.commands.profile_text import profile_text
+        from inferenceosd.commands.recording import with_paths
         from planners.profile_json import decode_profile
 
     if door.is_open():
         text = door.get("/profile", msgspec.Raw).sent.decode()
+        dirs = door.get("/models", ModelsReport).value.dirs
     else:
-        text = found_here(profile_here)
+        text, dirs = found_here(profile_here), found_here(model_dirs_here)
     recorded = found_here(lambda: decode_profile(text))
     if record is not None:
         _write(record, text)
-    click.echo(text.rstrip() if as_json else profile_text(recorded))
+    shown = replace(recorded, hardware=with_paths(recorded.hardware, dirs=dirs))
+    click.echo(text.rstrip() if as_json else profile_text(shown))
 
 
 def _write(path: str, text: str) -> None:
@@ -249,15 +253,17 @@ def doctor(door: Door, as_json: bool) -> None:
         from inferenceosd.commands.doctor import checks, has_failed
         from inferenceosd.commands.doctor_text import doctor_text
         from inferenceosd.commands.plan_question import found_here
+        from inferenceosd.commands.recording import with_paths
         from planners.profile_json import decode_profile
 
     told = None
     if door.is_open():
         status = door.get("/status", StatusReport).value
         text = door.get("/profile", msgspec.Raw).sent.decode()
-        offered = door.get("/models", ModelsReport).value.models
-        names = tuple(name for each in offered for name in (each.model, *each.aliases))
-        told = Told(status, found_here(lambda: decode_profile(text)).hardware, names)
+        offered = door.get("/models", ModelsReport).value
+        names = tuple(name for each in offered.models for name in (each.model, *each.aliases))
+        hardware = found_here(lambda: decode_profile(text)).hardware
+        told = Told(status, with_paths(hardware, dirs=offered.dirs), names)
     found = checks(facts_now(told, socket_path=door.socket_path))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode({"checks": found}), indent=2))

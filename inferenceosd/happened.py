@@ -6,15 +6,13 @@ from contextlib import suppress
 from typing import TypeVar
 
 from planners.model import ModelId
-from proxy.admin.records import EventReport, Followed, LogReport
+from proxy.admin.records import SIGN_OF_LIFE_S, EventReport, Followed, LogReport
 from proxy.errors import UnknownModel
 from supervisor.fleet import Fleet
 from supervisor.records.follower import Follower
 from supervisor.records.journal import Event
 from supervisor.records.journal_file import JournalUnreadable
 from supervisor.records.kept import Records
-
-SIGN_OF_LIFE_S = 5.0  # cadence of a stream on which nothing happens
 
 T = TypeVar("T")
 

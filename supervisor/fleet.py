@@ -259,6 +259,10 @@ class Fleet:
         """All that is offered, by name."""
         return tuple(sorted(self._catalogue.models.values(), key=lambda m: m.model_id.lower()))
 
+    def processes(self) -> tuple[ServedModel, ...]:
+        """What may run: of names that share a process one, and launches for embeddings too."""
+        return tuple(self._leasing.processes().models.values())
+
     def broken(self) -> tuple[BrokenFile, ...]:
         """Files that look like models and are none."""
         return self._catalogue.broken

@@ -9,13 +9,14 @@ import click
 import httpx
 import msgspec
 
+from proxy.admin.records import SIGN_OF_LIFE_S
 from supervisor.leases.lease import TAIL_HEADING
 from supervisor.printable import printable
 
 EXIT_FAILED = 1
 CONNECT_S = 5.0
 ANSWER_S = 10.0  # the daemon has it in memory
-SILENCE_S = 20.0  # of a stream; the daemon gives a sign of life every 5 s
+SILENCE_S = 4 * SIGN_OF_LIFE_S  # of a stream
 WORK_S = 120.0  # it looks at devices, or tries engines, first
 
 T = TypeVar("T")

@@ -111,7 +111,10 @@ def try_build(build: str) -> None:
 def engines_text(report: EnginesReport) -> str:
     """One line a build."""
     if not report.builds:
-        return "no builds; scripts/build_backends.sh makes one"
+        return (
+            "no builds; scripts/build_backends.sh makes one"
+            " (inferenceosctl status shows the engines in use, wherever they are from)"
+        )
     rows = [
         (one.backend, one.build_id, one.version, one.built_at or "-", "; ".join(_notes(one)) or "-")
         for one in report.builds

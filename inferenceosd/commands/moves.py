@@ -45,6 +45,10 @@ def migrate(
     Where both fit, the next process loads beside the one that runs; else that ends first. One that
     does not get ready changes nothing: exit status 1, and the model runs as before.
     """
+    if all(each in (None, ()) for each in (layers, tensor_split, devices, context, parallel)):
+        raise click.UsageError(
+            "say what is to change: --layers, --tensor-split, --device, --context or --parallel"
+        )
     asked = {
         "model": model,
         "layers": layers,

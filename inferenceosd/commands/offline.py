@@ -106,6 +106,11 @@ def profile_here() -> str:
     return recorded_now(asyncio.run(_profile(config, engines)), dirs=config.model_dirs)
 
 
+def model_dirs_here() -> tuple[str, ...]:
+    """Where a daemon started here would look for models. Raises ConfigError."""
+    return read_config(Options()).model_dirs
+
+
 def log_here(name: str, *, tail: int) -> LogReport:
     """The last `tail` lines that a daemon of this configuration kept of the model's process.
 

@@ -59,9 +59,10 @@ def _moves(moves: Iterable[MigrationReport]) -> str:
 
 def yield_text(given: YieldReport) -> str:
     """What others have of a device, and until when."""
-    left = "until it is taken back" if given.left_s is None else format_duration(given.left_s)
+    left_s = given.left_s
+    left = "until it is taken back" if left_s is None else f"for {format_duration(left_s)}"
     return (
-        f"YIELDED: {format_size(given.n_bytes)} of {given.device}, {left}: at most"
+        f"YIELDED: {format_size(given.n_bytes)} of {given.device} {left}: at most"
         f" {format_size(given.limit_bytes)} for models, which take {format_size(given.ours_bytes)}"
     )
 

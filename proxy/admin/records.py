@@ -8,6 +8,7 @@ DEFAULT_LINES = 100
 MAX_LINES = 100_000
 DEFAULT_EVENTS = 100
 MAX_EVENTS = 10_000
+SIGN_OF_LIFE_S = 5.0  # cadence of a stream on which nothing happens
 
 
 class LogReport(Struct, frozen=True):

@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from planners.capabilities import capabilities
 from planners.model import ServedModel
+from proxy.admin.records import SIGN_OF_LIFE_S
 from proxy.admin.shelf import PullLine, ShowReport
 from proxy.ollama.modelfile import modelfile, parameters, template_source
 from proxy.ollama.progress import line_of
@@ -71,11 +72,33 @@ async def _lines(work: AsyncGenerator[Progress, None], first: Progress) -> Async
     yield _line(first)
     try:
         with in_ollamas_words():
-            async with aclosing(work) as lines:
+            async with aclosing(with_signs_of_life(work, first, every_s=SIGN_OF_LIFE_S)) as lines:
                 async for progress in lines:
                     yield _line(progress)
     except StoreRefused as exc:
         yield _error(str(exc))
+
+
+async def with_signs_of_life(
+    work: AsyncGenerator[Progress, None], last: Progress, *, every_s: float
+) -> AsyncGenerator[Progress, None]:
+    """What follows the `last` line, and that one again whenever `every_s` pass without a next.
+
+    A registry may take minutes to answer, and who asked must not take the daemon for dead.
+    """
+    async with aclosing(work):
+        while True:
+            step = asyncio.ensure_future(anext(work, None))
+            try:
+                while not (await asyncio.wait([step], timeout=every_s))[0]:
+                    yield last
+            finally:
+                step.cancel()
+                await asyncio.wait([step])
+            if (line := step.result()) is None:
+                return
+            last = line
+            yield last
 
 
 def _line(progress: Progress) -> bytes:

@@ -141,11 +141,11 @@ def test_a_plan_that_does_not_fit_is_shown_with_status_1(
         ),
         (
             "yield 2GiB --device CUDA0 --for 2h",
-            "YIELDED: 2.0 GiB of CUDA0, 2h: at most 1.0 GiB for models, which take 3.0 GiB\n",
+            "YIELDED: 2.0 GiB of CUDA0 for 2h: at most 1.0 GiB for models, which take 3.0 GiB\n",
         ),
         (
             "yield 512MiB",
-            "YIELDED: 512.0 MiB of host, until it is taken back: at most 1.0 GiB for models,"
+            "YIELDED: 512.0 MiB of host until it is taken back: at most 1.0 GiB for models,"
             " which take 3.0 GiB\n",
         ),
         ("yield --back --device host", "0 B of host is ours again\n"),
@@ -565,7 +565,7 @@ def test_the_log_of_a_model_that_cannot_run_is_shown_line_by_line(
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        ((), 1, "say what is to change"),
+        ((), 2, "say what is to change"),
         (("--layers", "99"), 1, "qwen was not moved: the other plan does not fit"),
         (("--tensor-split", "3;1"), 2, "is no split such as 3,1"),
         (("--tensor-split", "0,0"), 2, "is no split such as 3,1"),

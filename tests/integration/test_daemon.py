@@ -278,6 +278,20 @@ def test_reload_keeps_the_pid_and_the_stream_of_an_unchanged_model(start: Any) -
     assert only_instance(daemon)["pid"] == pid
 
 
+def test_a_reload_that_changes_nothing_says_nothing_of_a_launch_for_embeddings(start: Any) -> None:
+    daemon = start()
+    asked = {"model": MODEL, "input": "the sky"}
+    url = f"{daemon.base}/v1/embeddings"
+    assert httpx.post(url, json=asked, timeout=ANSWER_S, trust_env=False).status_code == 200
+    pid = only_instance(daemon)["pid"]
+
+    told = daemon.ctl("reload")
+
+    assert told.returncode == 0, told.stderr
+    assert f"{MODEL}+embeddings" not in told.stdout
+    assert only_instance(daemon)["pid"] == pid
+
+
 def test_a_broken_file_leaves_the_old_settings_in_force_and_says_where(start: Any) -> None:
     daemon = start()
     (daemon.folder / "config.toml").write_text("[server]\nlisten = '127.0.0.1:0'\nlissten = 1\n")

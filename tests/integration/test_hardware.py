@@ -37,7 +37,7 @@ def test_a_model_is_planned_for_a_machine_that_somebody_recorded(start: Any) -> 
 
 
 def test_the_daemons_own_machine_is_recorded_and_planned_for_again(
-    start: Any, tmp_path: Path
+    start: Any, model_dir: Path, tmp_path: Path
 ) -> None:
     daemon = start()
     here = tmp_path / "here.json"
@@ -47,17 +47,21 @@ def test_the_daemons_own_machine_is_recorded_and_planned_for_again(
 
     assert recorded.returncode == 0, recorded.stderr
     assert decode_profile(here.read_text()).hardware.storage[0].folder == "models.dirs[1]"
+    assert str(model_dir) in recorded.stdout
     assert planned.stdout.startswith("planned for a profile, recorded by inferenceosd ")
     assert f"\n{MODEL}: " in planned.stdout
 
 
-def test_the_doctor_finds_nothing_wrong_with_a_daemon_that_serves(start: Any) -> None:
+def test_the_doctor_finds_nothing_wrong_with_a_daemon_that_serves(
+    start: Any, model_dir: Path
+) -> None:
     daemon = start()
 
     told = daemon.ctl("doctor")
 
     assert told.returncode == 0, told.stdout
     assert "pass  engine" in told.stdout
+    assert f"pass  disk           {model_dir} (models) has " in told.stdout
     assert f"pass  port           the daemon listens on {daemon.base.removeprefix('http://')}" in (
         told.stdout
     )

@@ -90,3 +90,15 @@ def test_an_engine_that_does_not_is_refused_with_its_reason(nobody: Path, tmp_pa
 
     assert told.exit_code == 1
     assert "out of luck" in told.output
+
+
+def test_where_nothing_was_built_it_says_where_the_engines_in_use_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+
+    told = ctl(tmp_path / "admin.sock", "list")
+
+    assert told.exit_code == 0
+    assert "scripts/build_backends.sh makes one" in told.output
+    assert "inferenceosctl status shows the engines in use" in told.output

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from inferenceosd.commands.profile_text import profile_text
-from inferenceosd.commands.recording import recorded_now
+from inferenceosd.commands.recording import recorded_now, with_paths
 from planners.hardware import Storage
 from planners.profile_json import decode_profile
 
@@ -50,6 +50,19 @@ def test_a_recorded_machine_has_today_as_its_origin_and_no_path_of_a_user() -> N
     assert recorded.origin.startswith("recorded by inferenceosd ")
     assert recorded.hardware.storage == (Storage("models.dirs[2]", 1, None),)
     assert recorded.hardware.host == hardware.host
+
+
+def test_who_runs_the_daemon_reads_folders_by_their_paths_and_those_of_elsewhere_by_number() -> (
+    None
+):
+    dirs = ("/srv/models", "/home/ada/models")
+    hardware = decode_profile((PROFILES / "no-gpu.json").read_text()).hardware
+    private = replace(hardware, storage=(Storage(dirs[1], 1, None), Storage("/elsewhere", 2, None)))
+    recorded = decode_profile(recorded_now(private, dirs=dirs)).hardware
+
+    shown = with_paths(recorded, dirs=dirs)
+
+    assert [each.folder for each in shown.storage] == [dirs[1], "models.dirs[?]"]
 
 
 def test_a_card_of_more_than_a_terabyte_a_second_is_written_without_an_exponent() -> None:
