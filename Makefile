@@ -1,6 +1,6 @@
 # make demo   one real question answered by a real model, start to stop, in a temporary folder
 # make run    the daemon on 127.0.0.1:11434 with the quickstart engine and model, until Ctrl-C
-# make test   the tests, as CI runs them: two files at a time; WORKERS= for another number
+# make test   the tests, as CI runs them: three files at a time; WORKERS= for another number
 # make check  format, lint, types, layers
 # make clients        llm-ollama, langchain-ollama and LiteLLM against the daemon, in .clients
 # make backends       engines from source: CPU, Vulkan, a CUDA kernel; what they run on and answer
@@ -25,7 +25,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 	command -v $(p) >/dev/null && $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	>/dev/null 2>&1 && echo $(p))))
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-WORKERS ?= 2
+WORKERS ?= 3  # on two cores: most tests wait for processes, not for a core
 NODE_CLIENTS := tests/clients/node
 NODE_INSTALLED := $(NODE_CLIENTS)/node_modules/.package-lock.json
 INSTALL := $(PIP) install --no-deps --require-hashes
