@@ -7,7 +7,7 @@ this machine's, so nothing here says anything of speed.
 import asyncio
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -43,6 +43,7 @@ VULKANS = tuple(DeviceId(f"vulkan:Vulkan{i}") for i in range(TWINS))
 VULKAN = VULKANS[0]
 LOAD_S = 60.0  # a cold shader cache has cost as much
 RPC_REST_S = 1.0  # backoff
+TRIES = 4  # of one launch
 _HEAD_BYTES = 16 << 20
 
 
@@ -185,13 +186,13 @@ async def reported(plan: LaunchPlan, *, engine: Engine, cwd: Path) -> tuple[Devi
     return measured(lines, plan)
 
 
-async def _twice(plan: LaunchPlan, *, engine: Engine, cwd: Path) -> tuple[DeviceBytes, ...]:
-    """A second try where the first died: a ggml-rpc-server takes one client at a time."""
-    try:
-        return await reported(plan, engine=engine, cwd=cwd)
-    except LaunchDied:
+async def _persistent(plan: LaunchPlan, *, engine: Engine, cwd: Path) -> tuple[DeviceBytes, ...]:
+    """Further tries where one died: a ggml-rpc-server takes one client at a time."""
+    for _ in range(TRIES - 1):
+        with suppress(LaunchDied):
+            return await reported(plan, engine=engine, cwd=cwd)
         await asyncio.sleep(RPC_REST_S)
-        return await reported(plan, engine=engine, cwd=cwd)
+    return await reported(plan, engine=engine, cwd=cwd)
 
 
 async def _set_at_end(ready: asyncio.Event, child: Child) -> None:
@@ -276,7 +277,7 @@ async def one(
     dry = anyway if is_told_of(devices, is_known=is_known(info)) else plan.predicted
     died = ""
     try:
-        actual = await _twice(plan, engine=engine, cwd=path.parent)
+        actual = await _persistent(plan, engine=engine, cwd=path.parent)
     except (LaunchDied, TimeoutError) as exc:
         actual, died = (), str(exc) or "it took too long"
     where = "+".join(f"{name}:{layers}" for _, name, layers in plan.devices) or "processor"
