@@ -65,7 +65,7 @@ async def test_a_chat_is_served_in_its_turn_while_five_hundred_requests_wait(
 
 async def test_a_line_filled_by_one_caller_has_a_place_for_another(fleet_world: MakeWorld) -> None:
     async with fleet_world(max_waiting=5) as world, serving(world.fleet) as served:
-        world.order(token_s=0.3)
+        world.order(token_s=0.8)
         await world.served_by()
         async with crowd(world, served, requests=7) as answered:
             await world.until(lambda: world.seen().waiting == 5)
