@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from planners.model import ServedModel
 from planners.moving.migration import keeps_math
 from planners.view import InstanceState
+from proxy import names
 from proxy.bodies import Buffers, amended
 from proxy.child.refusals import refusal
 from proxy.child.upstream import UpstreamRequest, UpstreamResponse
@@ -124,12 +125,15 @@ async def converse(
         door.service.lease, model.model_id, caller=exchange.caller, keep_alive_s=keep_alive_s,
         context=context, priority=exchange.priority, can_pause=can_pause,
     )  # fmt: skip
+    rewords = exchange.rewords
     times = 1
     after: Lease | None = None
     while True:
         async with _Turn(door, exchange, wanted, order, times=times, after=after) as turn:
             try:
                 lease = await turn.begin()
+                if lease.model_id != model.model_id:  # names share a process, which knows of one
+                    exchange.rewords = names.calling(model.model_id, lease.model_id, rewords)
                 if not order.form:
                     check_text(order.body, model=model.model_id, n_ctx=lease.context)
                 door.crashers.check(lease, order.target, order.body, now_s=monotonic())

@@ -1,10 +1,13 @@
 """Model names as Ollama writes them: `[scheme://][host/][namespace/]model[:tag]`."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+import msgspec
+from msgspec.structs import replace
 
 from planners.instances.purposes import for_embeddings
-from planners.model import BrokenFile, BrokenKind, ServedModel, folded
+from planners.model import BrokenFile, BrokenKind, ModelId, ServedModel, folded
 from planners.near_names import near_names
 from proxy.door import Door
 from proxy.errors import BadRequest, CloudModel, NotCapable, UnknownModel, UnusableModel
@@ -31,8 +34,9 @@ def display(name: str) -> str:
 
 
 def served(door: Door, exchange: Exchange, name: str, *, unknown: str | None = None) -> ServedModel:
-    """The model that `name` means, or the path where it names one.
+    """The model that `name` means, or the path where it names one, as its caller knows it.
 
+    The process that it has may be another name's (planners.instances.twins).
     Raises UnusableModel, BadName, CloudModel, UnknownModel (saying `unknown`).
     """
     name = exchange.given_model or name
@@ -42,8 +46,26 @@ def served(door: Door, exchange: Exchange, name: str, *, unknown: str | None = N
             raise error
         _check(name)
         raise UnknownModel(name, unknown, near=_near(name, door.service.models()))
+    own = door.service.offered(name) if found.aliases else None
+    if own is not None and own.model_id != found.model_id:
+        found = replace(found, model_id=own.model_id, aliases=own.aliases)
     exchange.model = found.model_id
     return found
+
+
+def calling(
+    own: ModelId, host: ModelId, before: Callable[[bytes], bytes] | None
+) -> Callable[[bytes], bytes]:
+    """How a reply of the process that `host` has is told to who asked for `own`, after `before`.
+
+    Quotes within a text of the model's have a backslash before them, and are not met.
+    """
+    told, meant = (b'"model":' + msgspec.json.encode(name) for name in (host, own))
+
+    def reworded(reply: bytes) -> bytes:
+        return (before(reply) if before is not None else reply).replace(told, meant)
+
+    return reworded
 
 
 def named(door: Door, exchange: Exchange, name: str | None) -> ServedModel:

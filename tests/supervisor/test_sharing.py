@@ -1,10 +1,12 @@
 """Several models and several wishes on one machine, on real processes."""
 
 import asyncio
+import re
 import struct
 from itertools import cycle, islice
 from time import monotonic
 
+import httpx
 import pytest
 from msgspec.structs import replace
 
@@ -19,10 +21,12 @@ from supervisor.engines.tinymodel import N_CTX, tiny_model
 from tests.fakes.fleet_world import TINY, MakeWorld, World
 from tests.fakes.machines import PLAIN
 from tests.fakes.processes import is_gone
+from tests.fakes.serving import serving
 
 OTHER = ModelId("other")
 N_CTX_TRAIN = 16384
 BOTH = ("tiny", "other")
+SAID = [{"role": "user", "content": "hi"}]
 
 
 async def loads(world: World) -> int:
@@ -262,6 +266,54 @@ async def test_two_names_for_one_file_share_a_process(
         assert [world.fleet.resolve(name) for name in names] == 2 * [world.fleet.resolve(names[0])]
         assert world.fleet.unload(names[1])
         await world.until(lambda: not world.fleet.running())
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", {"messages": SAID}),
+        ("/v1/chat/completions", {"messages": SAID, "stream": True}),
+        ("/v1/chat/completions", {"messages": SAID, "logprobs": True}),
+        ("/v1/chat/completions", {"messages": SAID, "n": 2}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/completions", {"prompt": "hi", "stream": True}),
+        ("/v1/messages", {"messages": SAID, "max_tokens": 4}),
+        ("/v1/messages", {"messages": SAID, "max_tokens": 4, "stream": True}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/responses", {"input": "hi", "stream": True}),
+        ("/api/chat", {"messages": SAID}),
+        ("/api/generate", {"prompt": "hi", "stream": False}),
+    ],
+    ids=lambda told: told if isinstance(told, str) else " ".join(told),
+)
+async def test_of_names_that_share_a_process_a_reply_tells_the_one_that_was_asked_for(
+    fleet_world: MakeWorld, path: str, asked: dict[str, object]
+) -> None:
+    async with fleet_world() as world, serving(world.fleet) as served:
+        (world.models / "zwilling.gguf").symlink_to(world.models / "tiny.gguf")
+        await world.catalogue.scan()
+        async with httpx.AsyncClient(base_url=served.url, timeout=30, trust_env=False) as client:
+            reply = await client.post(path, json={"model": "zwilling", **asked})
+            once_more = await client.post(path, json={"model": TINY, **asked})
+
+    assert reply.status_code == 200, reply.text
+    told = re.findall(r'"model": ?"([^"]*)"', reply.text)
+    assert told
+    assert set(told) == {"zwilling"}
+    assert set(re.findall(r'"model": ?"([^"]*)"', once_more.text)) == {TINY}
+
+
+async def test_an_error_names_the_model_that_was_asked_for(fleet_world: MakeWorld) -> None:
+    async with fleet_world() as world, serving(world.fleet) as served:
+        (world.models / "zwilling.gguf").symlink_to(world.models / "tiny.gguf")
+        await world.catalogue.scan()
+        async with httpx.AsyncClient(base_url=served.url, timeout=30, trust_env=False) as client:
+            reply = await client.post("/v1/rerank", json={"model": "zwilling", "query": "a",
+                                                          "documents": ["b"]})  # fmt: skip
+
+    assert reply.status_code >= 400
+    assert "zwilling" in reply.text
+    assert TINY not in reply.text
 
 
 async def test_a_caller_who_waits_for_a_model_that_a_reload_makes_another_ones_twin_is_served(
