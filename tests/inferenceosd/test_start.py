@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from scripts.started_daemon import started_daemon
+from tests.fakes.waiting import until
 
 
 @pytest.fixture
@@ -51,10 +52,7 @@ def test_a_sighup_in_the_first_moment_has_the_daemon_read_its_file_again(short: 
         daemon.process.send_signal(signal.SIGHUP)
 
         daemon.wait_for_engines()
-        give_up_s = time.monotonic() + WITHIN_S
-        while "config.reloaded" not in daemon.log():
-            assert time.monotonic() < give_up_s
-            time.sleep(0.02)
+        until(lambda: "config.reloaded" in daemon.log(), within_s=WITHIN_S)
         daemon.process.terminate()
         assert daemon.process.wait(WITHIN_S) == 0
 

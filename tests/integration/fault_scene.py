@@ -20,6 +20,7 @@ import psutil
 from scripts.started_daemon import StartedDaemon, started_daemon
 from supervisor.engines.tinymodel import tiny_model
 from tests.fakes.processes import is_gone
+from tests.fakes.waiting import until
 
 FAKES = Path(__file__).parents[1] / "fakes"
 FAKE = FAKES / "llama_server.py"
@@ -171,10 +172,7 @@ class Scene:
 
     def until(self, holds: Callable[[], bool], *, within_s: float = WITHIN_S) -> None:
         """Wait until something holds."""
-        give_up_s = time.monotonic() + within_s
-        while not holds():
-            assert time.monotonic() < give_up_s, self.daemon.log()[-4000:]
-            time.sleep(LOOK_S)
+        until(holds, within_s=within_s, told=lambda: self.daemon.log()[-4000:])
 
     def into(self, state: State, *, load_s: float = 2.0, tokens: int = 4) -> Caller | None:
         """Bring MODEL there; the caller that waits or is being answered, where there is one."""
@@ -321,10 +319,11 @@ class Stage:
 
 def until_gone(process: psutil.Process, *, within_s: float) -> None:
     """Wait for the end of a process that somebody else reaps."""
-    give_up_s = time.monotonic() + within_s
-    while not is_gone(process.pid):
-        assert time.monotonic() < give_up_s, f"pid {process.pid} lives on"
-        time.sleep(LOOK_S)
+    until(
+        lambda: is_gone(process.pid),
+        within_s=within_s,
+        told=lambda: f"pid {process.pid} lives on",
+    )
 
 
 @contextmanager

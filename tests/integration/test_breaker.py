@@ -2,13 +2,13 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import httpx
 
 from scripts.started_daemon import StartedDaemon, started_daemon
 from supervisor.engines.quickstart import packaged_engine
+from tests.fakes.waiting import until
 
 WITHIN_S = 60.0
 LOOK_S = 0.1  # cadence of asking again
@@ -53,10 +53,11 @@ def test_a_breaker_that_opened_lets_one_caller_try_and_closes_with_an_answer(
         assert "exit code 7" in refused.json()["error"]["message"]
         assert int(refused.headers["retry-after"]) >= 1
         shut.unlink()
-        until_s = time.monotonic() + WITHIN_S
-        while asked(daemon).status_code != 200:
-            assert time.monotonic() < until_s, daemon.log()[-4000:]
-            time.sleep(LOOK_S)
+        until(
+            lambda: asked(daemon).status_code == 200,
+            within_s=WITHIN_S,
+            told=lambda: daemon.log()[-4000:],
+        )
         (instance,) = daemon.status()["instances"]
         os.kill(instance["pid"], signal.SIGKILL)
         assert asked(daemon).status_code == 200

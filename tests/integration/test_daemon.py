@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from proxy.app import ROUTES
 from scripts.started_daemon import DaemonTrouble, StartedDaemon, started_daemon
 from supervisor.children.leftovers import MARK, mark_of
 from tests.fakes.processes import is_gone
+from tests.fakes.waiting import until
 
 MODEL = "SmolLM2-135M-Instruct.Q4_1"
 ANSWER_S = 180.0  # a software Vulkan driver first compiles its shaders
@@ -181,7 +182,7 @@ def test_kill_9_in_mid_trial_leaves_nothing_that_the_next_daemon_does_not_clear(
             with started_daemon(
                 folder, model_dirs=[model_dir], config=config, environ=environ
             ) as daemon:
-                until(trial.exists)
+                until(trial.exists, within_s=30)
                 daemon.process.kill()
             return Path(trial.read_text().strip())
 
@@ -192,13 +193,6 @@ def test_kill_9_in_mid_trial_leaves_nothing_that_the_next_daemon_does_not_clear(
 
         assert not first.parent.exists()
         assert list((folder / "tmp").iterdir()) == []
-
-
-def until(is_wished: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 30
-    while not is_wished():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
 
 
 def test_what_a_killed_daemon_left_is_ended_by_the_next_and_a_strangers_is_not(
@@ -415,7 +409,7 @@ def _lines_of(daemon: StartedDaemon, request_id: str) -> list[str]:
     def told() -> list[str]:
         return [line for line in daemon.log().splitlines() if request_id in line]
 
-    until(lambda: any("request.served" in line for line in told()))
+    until(lambda: any("request.served" in line for line in told()), within_s=30)
     return told()
 
 
@@ -494,7 +488,7 @@ def test_a_log_is_followed_over_a_crash_and_kept_for_the_next_daemon(start: Any)
         assert following.stdout.readline()
         psutil.Process(only_instance(daemon)["pid"]).kill()
         relaunched = next(line for line in following.stdout if "launch 2 of " in line)
-        until(lambda: only_instance(daemon)["state"] == "ready")
+        until(lambda: only_instance(daemon)["state"] == "ready", within_s=30)
         end(daemon)
         rest = following.stdout.read()
 
@@ -508,7 +502,7 @@ def test_what_a_launch_took_is_shown_beside_what_was_predicted(start: Any) -> No
     for _ in range(2):
         daemon.ctl("load", MODEL)
         daemon.ctl("unload", MODEL)
-        until(lambda: not daemon.status()["instances"])
+        until(lambda: not daemon.status()["instances"], within_s=30)
     daemon.ctl("load", MODEL)
 
     (instance,) = daemon.status()["instances"]

@@ -4,8 +4,6 @@ Builds are the fake server, which dies where it is told to; daemon, links and mo
 """
 
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from planners.rollout import PROOF_ANSWERS
 from scripts.started_daemon import StartedDaemon
 from supervisor.engines.tinymodel import tiny_model
+from tests.fakes.waiting import until
 from tests.integration.conftest import Start
 
 FAKE = Path(__file__).parents[1] / "fakes" / "llama_server.py"
@@ -43,7 +42,7 @@ def daemon(start: Start, models: Path) -> StartedDaemon:
     daemon = start(model_dirs=(models,), config='[models]\nkeep_alive = "1h"\n')
     lay(daemon, "old")
     switch(daemon, "old")
-    until(lambda: used(daemon) == {"old"})
+    until(lambda: used(daemon) == {"old"}, within_s=WITHIN_S)
     return daemon
 
 
@@ -63,13 +62,6 @@ def switch(daemon: StartedDaemon, build_id: str) -> None:
     fresh = builds_of(daemon) / ".fresh"
     fresh.symlink_to(build_id)
     os.replace(fresh, builds_of(daemon) / "current")
-
-
-def until(holds: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + WITHIN_S
-    while not holds():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.05)
 
 
 def listed(daemon: StartedDaemon) -> dict[str, dict[str, Any]]:
@@ -115,20 +107,20 @@ def test_one_model_tries_a_new_engine_and_the_others_follow_once_it_answered(
     daemon: StartedDaemon,
 ) -> None:
     prove(daemon, "a", "b")
-    until(lambda: listed(daemon)["old"]["is_proven"])
+    until(lambda: listed(daemon)["old"]["is_proven"], within_s=WITHIN_S)
 
     lay(daemon, "new")
     switch(daemon, "new")
-    until(lambda: sorted(runs_on(daemon).values()) == ["new", "old"])
+    until(lambda: sorted(runs_on(daemon).values()) == ["new", "old"], within_s=WITHIN_S)
     assert listed(daemon)["new"]["is_on_trial"]
     assert used(daemon) == {"old"}
     (trier,) = (model for model, build in runs_on(daemon).items() if build == "new")
     prove(daemon, trier)
 
-    until(lambda: listed(daemon)["new"]["is_proven"] and used(daemon) == {"new"})
+    until(lambda: listed(daemon)["new"]["is_proven"] and used(daemon) == {"new"}, within_s=WITHIN_S)
     for model in ("a", "b"):
         ask(daemon, model)
-    until(lambda: runs_on(daemon) == {"a": "new", "b": "new"})
+    until(lambda: runs_on(daemon) == {"a": "new", "b": "new"}, within_s=WITHIN_S)
     assert {"engine.on_trial", "engine.proven"} <= set(kinds(daemon))
 
 
@@ -136,11 +128,11 @@ def test_a_new_engine_that_fails_where_the_old_one_did_not_is_rolled_back(
     daemon: StartedDaemon,
 ) -> None:
     prove(daemon, "a")
-    until(lambda: listed(daemon)["old"]["is_proven"])
+    until(lambda: listed(daemon)["old"]["is_proven"], within_s=WITHIN_S)
 
     lay(daemon, "bad", REFUSES_REAL_MODELS.format(fake=FAKE))
     switch(daemon, "bad")
-    until(lambda: listed(daemon)["bad"]["failed"] is not None)
+    until(lambda: listed(daemon)["bad"]["failed"] is not None, within_s=WITHIN_S)
 
     assert "kernel not found" in listed(daemon)["bad"]["failed"]
     assert os.readlink(builds_of(daemon) / "current") == "old"
@@ -156,20 +148,20 @@ def test_a_pinned_engine_is_held_and_one_in_force_is_not_removed(daemon: Started
     held = daemon.ctl("engines", "pin", "old")
     switch(daemon, "new")
     refused = daemon.ctl("engines", "remove", "old")
-    until(lambda: listed(daemon)["new"]["is_current"])
+    until(lambda: listed(daemon)["new"]["is_current"], within_s=WITHIN_S)
 
     assert held.returncode == 0, held.stderr
     assert used(daemon) == {"old"}
     assert refused.returncode == 1
     assert "old stays: it is the pinned one of cpu" in refused.stderr
     assert daemon.ctl("engines", "pin", "old", "--off").returncode == 0
-    until(lambda: used(daemon) == {"new"})
+    until(lambda: used(daemon) == {"new"}, within_s=WITHIN_S)
 
 
 def test_a_build_that_cannot_decode_is_listed_with_its_reason(daemon: StartedDaemon) -> None:
     lay(daemon, "broken", "#!/bin/sh\necho out of luck >&2\nexit 3\n")
     switch(daemon, "broken")
 
-    until(lambda: "out of luck" in (listed(daemon)["broken"]["failed"] or ""))
+    until(lambda: "out of luck" in (listed(daemon)["broken"]["failed"] or ""), within_s=WITHIN_S)
 
     assert used(daemon) == {"old"}

@@ -1,18 +1,17 @@
 """What is left of many lives of the real engine: nothing."""
 
 import sys
-import time
 from typing import Any
 
 import psutil
 import pytest
 
 from scripts.started_daemon import StartedDaemon
+from tests.fakes.waiting import until
 from tests.integration.test_sharing import MODEL, chat
 
 CYCLES = 5  # one that leaks does so in every one
 WITHIN_S = 20.0
-LOOK_S = 0.05  # cadence: no event tells when a thread or a connection has gone
 
 
 def held(daemon: StartedDaemon) -> tuple[int, int, int]:
@@ -26,14 +25,7 @@ def lived(daemon: StartedDaemon, times: int) -> None:
     for _ in range(times):
         assert chat(daemon).status_code == 200
         assert daemon.ctl("unload", MODEL).returncode == 0
-        until_none_runs(daemon)
-
-
-def until_none_runs(daemon: StartedDaemon) -> None:
-    until_s = time.monotonic() + WITHIN_S
-    while daemon.status()["instances"]:
-        assert time.monotonic() < until_s
-        time.sleep(LOOK_S)
+        until(lambda: not daemon.status()["instances"], within_s=WITHIN_S)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
@@ -44,9 +36,10 @@ def test_loads_and_unloads_leave_no_descriptor_thread_or_process(start: Any) -> 
 
     lived(daemon, CYCLES)
 
-    until_s = time.monotonic() + WITHIN_S
-    while any(now > was for now, was in zip(held(daemon), before, strict=True)):
-        assert time.monotonic() < until_s, (before, held(daemon))
-        time.sleep(LOOK_S)
+    until(
+        lambda: all(now <= was for now, was in zip(held(daemon), before, strict=True)),
+        within_s=WITHIN_S,
+        told=lambda: (before, held(daemon)),
+    )
     run_dirs = list((daemon.folder / "run").glob("c-*"))
     assert [each.name for folder in run_dirs for each in folder.iterdir()] == ["cwd"]

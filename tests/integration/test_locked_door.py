@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import ssl
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from scripts.started_daemon import StartedDaemon
 from tests.fakes.certificates import certificate
+from tests.fakes.waiting import until
 
 MODEL = "SmolLM2-135M-Instruct.Q4_1"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8}
@@ -82,21 +82,14 @@ def test_a_file_of_keys_that_was_changed_by_hand_is_gone_by_soon(start: Any) -> 
     file = daemon.folder / "state" / "keys.json"
 
     file.chmod(0o644)
-    wait_for(lambda: list(events(daemon, "lock.refused")))
+    until(lambda: list(events(daemon, "lock.refused")), within_s=SOON_S)
     refused = chat(daemon, None)
     file.chmod(0o600)
     file.write_text('{"keys": []}')
-    wait_for(lambda: daemon.status()["daemon"]["lock"]["keys"] == 0)
+    until(lambda: daemon.status()["daemon"]["lock"]["keys"] == 0, within_s=SOON_S)
 
     assert refused.status_code == 401
     assert chat(daemon, None).status_code == 200
-
-
-def wait_for(seen: Any) -> None:
-    until_s = time.monotonic() + SOON_S
-    while not seen():
-        assert time.monotonic() < until_s, "it did not come to that"
-        time.sleep(0.05)  # cadence
 
 
 def test_a_reload_after_which_it_would_not_start_is_refused_and_it_serves_on(start: Any) -> None:
@@ -131,7 +124,10 @@ def test_a_renewed_certificate_is_served_without_a_stop(
             os.replace(new_key, key)
             if how == "SIGHUP":
                 daemon.process.send_signal(signal.SIGHUP)
-            wait_for(lambda: daemon.status()["daemon"]["lock"]["tls_expires_at"] > before)
+            until(
+                lambda: daemon.status()["daemon"]["lock"]["tls_expires_at"] > before,
+                within_s=SOON_S,
+            )
             next(lines)
 
         assert reply.status_code == 200

@@ -18,6 +18,7 @@ from tests.fakes.chat_templates import with_template
 from tests.fakes.forms import BEGINNING, CHAT, FORMS, OF_A_TEMPLATE, RAW, TEXT, heard
 from tests.fakes.processes import standing_still
 from tests.fakes.real_engine import quickstart_model
+from tests.fakes.waiting import until
 
 WITHIN_S = 120.0
 ROOM_MIB, ROOM_FOR_VECTORS_MIB = 340, 800  # for one launch of a model, and not for two
@@ -86,10 +87,7 @@ def unload(daemon: StartedDaemon) -> None:
     """So that no prompt is found cached: on one that is, a greedy text may be another."""
     for instance in daemon.status()["instances"]:
         admin(daemon, "POST", "/unload", {"model": instance["model"]})
-    give_up_s = time.monotonic() + WITHIN_S
-    while daemon.status()["instances"]:
-        assert time.monotonic() < give_up_s
-        time.sleep(0.02)
+    until(lambda: not daemon.status()["instances"], within_s=WITHIN_S)
 
 
 def whole(
@@ -150,10 +148,7 @@ def move(daemon: StartedDaemon, threads: ThreadPoolExecutor, model: str) -> Futu
     context = 2304 - instance["context"]  # 1024 and 1280 in turn
     asked = {"model": model, "context": context}
     moved = threads.submit(admin, daemon, "POST", "/migrate", asked)
-    give_up_s = time.monotonic() + WITHIN_S
-    while not daemon.status()["migrations"] and not moved.done():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
+    until(lambda: daemon.status()["migrations"] or moved.done(), within_s=WITHIN_S)
     return moved
 
 
@@ -256,10 +251,10 @@ def test_a_reply_that_is_not_streamed_is_asked_for_again(
 
     with standing_still(only_child(moving)) as child:
         reply = threads.submit(ask)
-        give_up_s = time.monotonic() + WITHIN_S
-        while not any(seen["running"] for seen in moving.status()["instances"]):
-            assert time.monotonic() < give_up_s
-            time.sleep(0.01)
+        until(
+            lambda: any(seen["running"] for seen in moving.status()["instances"]),
+            within_s=WITHIN_S,
+        )
         if fault == "moves":
             moved = move(moving, threads, instance["model"])
         else:

@@ -20,6 +20,7 @@ from scripts.started_daemon import StartedDaemon, started_daemon
 from supervisor.engines.quickstart import packaged_engine
 from tests.fakes.processes import standing_still
 from tests.fakes.rpc_servers import rpc_server
+from tests.fakes.waiting import until
 from tests.integration.conftest import Start
 from tests.integration.streams import (
     DIALECTS,
@@ -118,10 +119,11 @@ def halted(
     streams = begun(daemon, threads)
     with standing_still(psutil.Process(instance["pid"])):
         yield instance, streams
-        give_up_s = time.monotonic() + WITHIN_S
-        while not daemon.status()["migrations"]:
-            assert time.monotonic() < give_up_s, daemon.log()[-3000:]
-            time.sleep(0.01)
+        until(
+            lambda: daemon.status()["migrations"],
+            within_s=WITHIN_S,
+            told=lambda: daemon.log()[-3000:],
+        )
 
 
 def texts(streams: list[Stream]) -> list[str]:
@@ -130,21 +132,24 @@ def texts(streams: list[Stream]) -> list[str]:
 
 def only(daemon: StartedDaemon) -> dict[str, Any]:
     """The one instance that is left."""
-    give_up_s = time.monotonic() + WITHIN_S
-    while len(found := daemon.status()["instances"]) != 1 or found[0]["state"] != "ready":
-        assert time.monotonic() < give_up_s, found
-        time.sleep(0.05)
-    instance: dict[str, Any] = found[0]
-    return instance
+    found: list[dict[str, Any]] = []
 
+    def is_alone() -> bool:
+        found[:] = daemon.status()["instances"]
+        return len(found) == 1 and found[0]["state"] == "ready"
 
-def until(daemon: StartedDaemon, kind: str, *, since: float) -> dict[str, Any]:
-    """The first event of a kind since then."""
-    give_up_s = time.monotonic() + WITHIN_S
-    while not (found := told(daemon, kind, since=since)):
-        assert time.monotonic() < give_up_s, daemon.log()[-3000:]
-        time.sleep(0.05)
+    until(is_alone, within_s=WITHIN_S, told=lambda: found)
     return found[0]
+
+
+def first(daemon: StartedDaemon, kind: str, *, since: float) -> dict[str, Any]:
+    """The first event of a kind since then."""
+    until(
+        lambda: told(daemon, kind, since=since),
+        within_s=WITHIN_S,
+        told=lambda: daemon.log()[-3000:],
+    )
+    return told(daemon, kind, since=since)[0]
 
 
 def told(daemon: StartedDaemon, kind: str, *, since: float) -> list[dict[str, Any]]:
@@ -166,7 +171,7 @@ def test_another_context_and_other_slots_come_without_a_break(
             assert "its streams go on" in reload(daemon, changed)
 
     assert texts(streams) == whole
-    done = until(daemon, "migration.done", since=began)
+    done = first(daemon, "migration.done", since=began)
     assert (done["facts"]["order"], done["facts"]["streams"]) == ("break-before-make", SLOTS)
     after = only(daemon)
     assert (after["context"], after["slots"]) == (1536, SLOTS + 1)
@@ -186,8 +191,8 @@ def test_other_flags_of_the_operators_own_come_with_streams_that_go_on_from_thei
         reload(daemon, config(more=named))
 
     assert [text[:10] for text in texts(streams)] == [text[:10] for text in whole]
-    assert "its own flags change" in until(daemon, "migration.begun", since=began)["reason"]
-    until(daemon, "migration.done", since=began)
+    assert "its own flags change" in first(daemon, "migration.begun", since=began)["reason"]
+    first(daemon, "migration.done", since=began)
     assert not told(daemon, "migration.failed", since=began)
 
 
@@ -201,7 +206,7 @@ def test_what_does_not_come_to_serve_as_wanted_serves_on_as_it_is(
         reload(daemon, config(more=named))
 
     assert texts(streams) == whole
-    assert "no-such-flag" in until(daemon, "migration.failed", since=began)["reason"]
+    assert "no-such-flag" in first(daemon, "migration.failed", since=began)["reason"]
     assert said(daemon, *PAIRS[0]) == whole[0]
     assert only(daemon)["context"] == before["context"]
     assert len(told(daemon, "migration.failed", since=began)) == 1
@@ -253,9 +258,9 @@ def test_another_build_of_the_engine_takes_over_with_the_streams(
         reload(daemon, text)
 
     assert [text[:10] for text in texts(streams)] == [text[:10] for text in whole]
-    reason = until(daemon, "migration.begun", since=began)["reason"]
+    reason = first(daemon, "migration.begun", since=began)["reason"]
     assert "its llama-server was replaced" in reason
-    until(daemon, "migration.done", since=began)
+    first(daemon, "migration.done", since=began)
     assert only(daemon)["pid"] != before["pid"]
 
 
@@ -280,7 +285,7 @@ def test_a_lowered_limit_of_a_device_moves_what_is_on_it_and_its_streams(
             reload(daemon, limited(**{used: 1}))
 
         assert texts(streams) == whole
-        give_up_s = time.monotonic() + WITHIN_S
-        while used in {part["device"] for part in only(daemon)["memory"]}:
-            assert time.monotonic() < give_up_s
-            time.sleep(0.05)
+        until(
+            lambda: used not in {part["device"] for part in only(daemon)["memory"]},
+            within_s=WITHIN_S,
+        )

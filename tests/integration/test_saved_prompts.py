@@ -1,12 +1,12 @@
 """What an idle model lets go of first, on the real engine: prompts that it has saved in memory."""
 
 import json
-import time
 
 import httpx
 import psutil
 
 from scripts.started_daemon import StartedDaemon
+from tests.fakes.waiting import until
 from tests.integration.conftest import Start
 
 WITHIN_S = 120.0
@@ -45,8 +45,5 @@ def test_an_idle_model_is_launched_without_saved_prompts_where_that_is_enough(
     (daemon.folder / "config.toml").write_text(f"{CONFIG}[memory]\nlimit = {limit_bytes}\n")
     assert daemon.ctl("reload").returncode == 0
 
-    give_up_s = time.monotonic() + WITHIN_S
-    while cache_ram_mib(daemon) != 0:
-        assert time.monotonic() < give_up_s, daemon.log()[-3000:]
-        time.sleep(0.05)
+    until(lambda: cache_ram_mib(daemon) == 0, within_s=WITHIN_S, told=lambda: daemon.log()[-3000:])
     assert cached_tokens(daemon, model) > 80
