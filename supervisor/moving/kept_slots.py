@@ -102,7 +102,11 @@ class KeptSlots:
         worth = [(slot, n) for slot, n in told if n >= LEAST_TOKENS]
         if not worth:
             return
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as exc:  # a disk without room: they are read again then
+            log.warning("conversations.lost", model_id=launch.plan.model_id, reason=str(exc))
+            return
         shape, kept, spare_bytes = shape_of(launch.plan), list[_Kept](), MOST_BYTES
         self._kept[launch.plan.model_id] = kept
         async with client_of(launch.socket_path, timeout_s=None) as client:

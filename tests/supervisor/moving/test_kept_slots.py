@@ -120,3 +120,16 @@ async def test_one_that_finds_no_room_even_alone_is_not_kept(short_dir: Path) ->
 
         assert kept.shelf.used_bytes == 0
         assert await kept.comes_back(A) == 0
+
+
+async def test_where_their_folder_cannot_be_made_the_child_ends_without_them(
+    short_dir: Path,
+) -> None:
+    async with two(short_dir, quota_bytes=4 * QUOTA_BYTES) as kept:
+        await kept.tells(A)
+        (short_dir / "kept.slots").write_text("in the way")
+
+        await kept.slots.keep(kept.launches[A], Departure.UNUSED)
+
+        assert kept.shelf.used_bytes == 0
+        assert await kept.comes_back(A) == 0
