@@ -27,7 +27,7 @@ from proxy import names
 from proxy.bodies import Buffers, amended
 from proxy.child.refusals import refusal
 from proxy.child.upstream import UpstreamRequest, UpstreamResponse
-from proxy.continuity.continuation import asked_by, goes_on_anywhere, seed_member
+from proxy.continuity.continuation import Asked, asked_by, goes_on_anywhere, seed_member
 from proxy.continuity.delivered import KINDS
 from proxy.continuity.lasting import Lasting, Resumption
 from proxy.continuity.tokens import (
@@ -119,7 +119,8 @@ async def converse(
     """
     if not order.form:
         check_body(order.body)
-    can_pause = not streams or goes_on_anywhere(asked_by(order.body), KINDS[order.target])
+    asked = asked_by(order.body) if streams else None
+    can_pause = not streams or goes_on_anywhere(asked, KINDS[order.target])
     # No function within: its annotations would be made anew for each request.
     wanted = partial(
         door.service.lease, model.model_id, caller=exchange.caller, keep_alive_s=keep_alive_s,
@@ -129,7 +130,7 @@ async def converse(
     times = 1
     after: Lease | None = None
     while True:
-        async with _Turn(door, exchange, wanted, order, times=times, after=after) as turn:
+        async with _Turn(door, exchange, wanted, order, asked, times=times, after=after) as turn:
             try:
                 lease = await turn.begin()
                 if lease.model_id != model.model_id:  # names share a process, which knows of one
@@ -165,8 +166,8 @@ class _Turn:
     """
 
     __slots__ = (
-        "_after", "_asked", "_cause", "_door", "_exchange", "_leased", "_order", "_request",
-        "_wanted", "lease", "times",
+        "_after", "_asked", "_cause", "_door", "_exchange", "_leased", "_order", "_read",
+        "_request", "_wanted", "lease", "times",
     )  # fmt: skip
 
     lease: Lease
@@ -177,11 +178,14 @@ class _Turn:
         exchange: Exchange,
         wanted: Callable[..., AbstractAsyncContextManager[Lease]],
         asked: Order,
+        read: Asked | None,
         *,
         times: int,
         after: Lease | None,
     ) -> None:
+        """`read`: what the body of `asked` says, where its reply is read as one stream."""
         self._door, self._exchange, self._wanted, self._asked = door, exchange, wanted, asked
+        self._read = read
         self._after = after
         self._leased: AbstractAsyncContextManager[Lease] | None = None
         self._request: UpstreamRequest | None = None
@@ -233,7 +237,8 @@ class _Turn:
         if not streams:
             self._order = order
             return await self._sent(order).open()
-        self._order = order = _seeded(order)
+        read = self._read if order.body is self._asked.body else asked_by(order.body)
+        self._order = order = _seeded(order, read)
         return Lasting(await self._sent(order).open(), KINDS[order.target], self)
 
     async def further(self, order: Order) -> UpstreamResponse:
@@ -349,9 +354,8 @@ class _Turn:
         return loss.explained(told, times=1)
 
 
-def _seeded(order: Order) -> Order:
+def _seeded(order: Order, asked: Asked | None) -> Order:
     """The order with a seed, without which nobody could write the same again."""
-    asked = asked_by(order.body)
     member = seed_member(asked, chance=getrandbits(32)) if asked is not None else b""
     if not member:
         return order

@@ -68,7 +68,7 @@ def read_event(event: bytes, decoder: msgspec.json.Decoder[E], socket_path: str)
         told = decoder.decode(event)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise UpstreamBroken(socket_path, f"an event of another shape ({exc})") from exc
-    if told.error != ABSENT:
+    if told.error is not ABSENT:
         raise ChildFailed(event_error(event))
     return told
 

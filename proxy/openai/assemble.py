@@ -44,15 +44,21 @@ class _Choice(msgspec.Struct):
 
 class _Chunk(Event):
     choices: tuple[_Choice, ...] = ()
-    created: int = 0
-    id: str = ""
-    model: str = ""
-    system_fingerprint: str = ""
     usage: msgspec.Raw = ABSENT
     timings: msgspec.Raw = ABSENT
 
 
+class _Head(Event):
+    """What each chunk says again, which is read of the last one alone."""
+
+    created: int = 0
+    id: str = ""
+    model: str = ""
+    system_fingerprint: str = ""
+
+
 _CHUNK = msgspec.json.Decoder(_Chunk)
+_HEAD = msgspec.json.Decoder(_Head)
 _TIMINGS = msgspec.json.Decoder(Timings)
 _USAGE = msgspec.json.Decoder(TokenUsage)
 
@@ -80,7 +86,7 @@ class Assembly:
     def __init__(self, socket_path: str, *, chat: bool, n_choices: int = 1) -> None:
         self._socket_path, self._chat = socket_path, chat
         self._parts = tuple(_Part() for _ in range(n_choices))
-        self._last = _Chunk()
+        self._last = b"{}"
         self._done = False
 
     def add(self, event: bytes) -> None:
@@ -88,20 +94,22 @@ class Assembly:
         if event == DONE:
             self._done = True
             return
-        chunk = self._last = read_event(event, _CHUNK, self._socket_path)
-        part = self._part(chunk)
-        if chunk.timings != ABSENT:
+        self._last = event
+        chunk = read_event(event, _CHUNK, self._socket_path)
+        part = self._part(chunk.choices)
+        # What a chunk does not have is the default itself: told from others without a call.
+        if chunk.timings is not ABSENT:
             part.timings = chunk.timings
-        if chunk.usage != ABSENT:
+        if chunk.usage is not ABSENT:
             part.usage = chunk.usage
         for choice in chunk.choices:
             part.add(choice)
 
-    def _part(self, chunk: _Chunk) -> "_Part":
+    def _part(self, choices: tuple[_Choice, ...]) -> "_Part":
         """What a chunk belongs to: the choice that it has a piece of, or the only one."""
-        indices = {choice.index for choice in chunk.choices} or {0}
-        index = indices.pop()
-        if indices or not 0 <= index < len(self._parts):
+        index = choices[0].index if choices else 0
+        is_mixed = len(choices) > 1 and any(choice.index != index for choice in choices)
+        if is_mixed or not 0 <= index < len(self._parts):
             raise UpstreamBroken(self._socket_path, f"a choice {index} that nobody asked for")
         return self._parts[index]
 
@@ -115,7 +123,7 @@ class Assembly:
         """The whole reply. Raises StreamCut."""
         if not self._done or any(part.finish is None for part in self._parts):
             raise StreamCut(self._socket_path)
-        last = self._last
+        last = read_event(self._last, _HEAD, self._socket_path)
         reply: dict[str, object] = {
             "choices": [self._choice(index, part) for index, part in enumerate(self._parts)],
             "created": last.created,
@@ -179,15 +187,20 @@ class _Part:
 
     def add(self, choice: _Choice) -> None:
         """Takes a piece of it."""
-        self.text.add(choice.text)
-        self.text.add(choice.delta.content)
-        self.reasoning.add(choice.delta.reasoning_content)
-        self.finish = choice.finish_reason or self.finish
+        delta = choice.delta
+        if choice.text is not NULL:
+            self.text.add(choice.text)
+        if delta.content is not NULL:
+            self.text.add(delta.content)
+        if delta.reasoning_content is not NULL:
+            self.reasoning.add(delta.reasoning_content)
+        if choice.finish_reason:
+            self.finish = choice.finish_reason
         if choice.logprobs is not None and choice.logprobs.content is not None:
             self.logprobs = self.logprobs or []
             self.logprobs += choice.logprobs.content
-        if choice.delta.tool_calls is not None:
-            self.tools.add(choice.delta.tool_calls)
+        if delta.tool_calls is not None:
+            self.tools.add(delta.tool_calls)
 
     def message(self) -> dict[str, object]:
         """As a chat's message."""

@@ -123,7 +123,7 @@ def test_no_more_is_kept_than_twice_what_went_out(texts: list[str]) -> None:
 
 
 def test_of_a_long_stream_less_is_held_than_its_text_takes_in_any_dialect() -> None:
-    texts = [f" word {n}" for n in range(2000)]
+    texts = [f" word {n}" for n in range(4000)]
 
     found = kept(*(chat({"content": text}) for text in texts))
 
