@@ -46,6 +46,8 @@ def rate_sample(
 ) -> RateSample | None:
     """What a request showed; None where it was too short, or odder than any rate explains."""
     decode, prompt = usage.decode_tokens_per_s, usage.prompt_tokens_per_s
+    if decode is None and prompt is None:
+        return None
     bytes_per_s = flops = None
     owner = _owner(model, plan)
     if owner is not None:

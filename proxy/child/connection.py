@@ -61,7 +61,10 @@ class Connection(asyncio.Protocol):
         "_head_bytes",
         "_head_done",
         "_is_chunked",
+        "_is_head_known",
         "_is_sized",
+        "_known_head",
+        "_known_headers",
         "_loop",
         "_news",
         "_on_lost",
@@ -116,6 +119,9 @@ class Connection(asyncio.Protocol):
         """Of the last reply that came in one piece, which had these headers:"""
         self._outlined: Headers = []
         self._outlined_length = b""
+        self._known_head = b""
+        """Of the last reply in chunks, to its blank line; empty before there was one."""
+        self._known_headers: Headers = []
         self._reset()
 
     def _reset(self) -> None:
@@ -127,6 +133,8 @@ class Connection(asyncio.Protocol):
         """The child will take another request on this connection."""
         self.error: UpstreamError | None = None
         self._got_bytes = self._head_done = self._is_sized = self._is_chunked = False
+        self._is_head_known = False
+        """The parser reads it all the same; what its fields say needs not be gathered again."""
         self._chunks.clear()
         self._size = self._head_bytes = 0
         self._take: Take | None = None
@@ -255,6 +263,7 @@ class Connection(asyncio.Protocol):
             if self._outline is not None and self._is_as_before(data, self._outline):
                 return
             self._got_bytes = True
+            self._is_head_known = bool(self._known_head) and data.startswith(self._known_head)
             self.resume_writing()  # an answer before the request was taken whole: it will not be
         if not self._head_done:
             self._head_bytes += len(data)
@@ -269,6 +278,9 @@ class Connection(asyncio.Protocol):
             self._note_many(n_before, data, data.find(_HEAD_END) + 4 if is_first else 0)
         else:
             self._note_heard(n_before)
+        if is_first and self._is_chunked and self.status == 200 and not self._is_head_known:
+            self._known_head = data[: data.find(_HEAD_END) + 4]
+            self._known_headers = self.headers
         if is_first and self.keeps and self._is_sized:
             self._outline = Outline.of(data, self.headers, start=_OK)
             self._outlined, self._outlined_length = self.headers, b""
@@ -350,8 +362,8 @@ class Connection(asyncio.Protocol):
             raise UpstreamBroken(self.socket_path, "there are bytes after its end")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._head_done:
-            return  # a trailer
+        if self._is_head_known or self._head_done:
+            return  # the latter: a trailer
         if len(self.headers) >= HEAD_FIELDS or len(name) + len(value) > HEAD_BYTES:
             limits = f"{HEAD_FIELDS} fields or {HEAD_BYTES} bytes"
             raise UpstreamBroken(self.socket_path, f"its head is over {limits}")
@@ -363,6 +375,10 @@ class Connection(asyncio.Protocol):
         self.headers.append((lower, value))
 
     def on_headers_complete(self) -> None:
+        if self._is_head_known:
+            self.status, self.headers = 200, self._known_headers
+            self._is_chunked = self._head_done = True
+            return
         self.status = self._parser.get_status_code()
         if self.status < 200:
             raise UpstreamBroken(self.socket_path, f"it is an interim reply, {self.status}")

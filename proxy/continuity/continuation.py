@@ -92,8 +92,8 @@ class Asked(msgspec.Struct):
     @property
     def is_constrained(self) -> bool:
         """Whether a grammar of any kind holds the reply."""
-        told = (self.json_schema, self.grammar)
-        return any(raw not in (NULL, ABSENT) for raw in told) or _is_json(self.response_format)
+        is_schema, is_grammar = _is_told(self.json_schema), _is_told(self.grammar)
+        return is_schema or is_grammar or _is_json(self.response_format)
 
     @property
     def limit_tokens(self) -> int | None:
@@ -120,8 +120,12 @@ _TEXT = msgspec.json.Decoder(str)
 _PARTS = msgspec.json.Decoder(list[str | int])
 
 
+def _is_told(member: msgspec.Raw) -> bool:
+    return member is not NULL and member not in (NULL, ABSENT)  # NULL itself where there is none
+
+
 def _is_json(response_format: msgspec.Raw) -> bool:
-    if response_format in (NULL, ABSENT):
+    if not _is_told(response_format):
         return False
     try:
         return _FORMAT.decode(response_format).type != "text"

@@ -177,6 +177,33 @@ async def test_a_reply_headed_otherwise_than_the_one_before_is_taken_for_what_it
     assert replies == [(200, b"one"), found, (200, b"hello")]
 
 
+async def test_streams_headed_like_the_one_before_or_otherwise_are_taken_for_what_they_are(
+    pools: UpstreamPools, path: Path
+) -> None:
+    end = b"3\r\nend\r\n0\r\n\r\n"
+    other = CHUNKED.replace(b"\r\n\r\n", b"\r\nA: b\r\n\r\n")
+    refused = CHUNKED.replace(b"200", b"404")
+    replies = (CHUNKED, CHUNKED, other, other, refused, refused, CHUNKED)
+    told: list[tuple[int, bytes, bytes]] = []
+    with_trailer = CHUNKED + end[:-2] + b"A: trailer\r\n\r\n"
+    said = (*(head + end for head in replies), with_trailer, sized(b"end"), CHUNKED + end)
+    async with listening(path, lambda c: (replying(c, *said),)) as child:
+        for _ in said:
+            async with pools.request(str(path), method=b"POST", target=b"/") as response:
+                body = await response.read(limit_bytes=100)
+                told.append((response.status, response.header(b"a"), body))
+
+    assert told == [
+        *((200, b"", b"end"),) * 2,
+        *((200, b"b", b"end"),) * 2,
+        *((404, b"", b"end"),) * 2,
+        *((200, b"", b"end"),) * 2,
+        (200, b"b", b"end"),
+        (200, b"", b"end"),
+    ]
+    assert child.connections == 1
+
+
 async def test_a_connection_on_which_more_than_a_reply_of_the_same_head_came_is_not_used_again(
     pools: UpstreamPools, path: Path
 ) -> None:
