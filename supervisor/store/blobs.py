@@ -65,8 +65,9 @@ class Unwritten:
         if not isinstance(exc, OSError):
             return
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = free_bytes(os.path.dirname(self._path)) or 0
-            raise NoRoom(folder=self._path, needed_bytes=1, free_bytes=free) from exc
+            folder = os.path.dirname(self._path)
+            free = free_bytes(folder) or 0
+            raise NoRoom(folder=folder, needed_bytes=None, free_bytes=free) from exc
         raise Unwritable(path=self._path, why=exc.strerror or str(exc)) from exc
 
 

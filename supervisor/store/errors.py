@@ -62,14 +62,17 @@ class BlobMissing(StoreError):
 
 
 class NoRoom(StoreError):
-    """The disk would be full."""
+    """The disk would be full; without `needed_bytes`, it ran full in the middle of the writing."""
 
-    def __init__(self, *, folder: str, needed_bytes: int, free_bytes: int) -> None:
+    def __init__(self, *, folder: str, needed_bytes: int | None, free_bytes: int) -> None:
         self.folder, self.needed_bytes, self.free_bytes = folder, needed_bytes, free_bytes
-        super().__init__(
-            f"{format_size(needed_bytes)} are needed in {printable(folder)}, and"
-            f" {format_size(free_bytes)} may be used there; remove models, or move the state folder"
+        why = (
+            f"the disk of {printable(folder)} ran full meanwhile"
+            if needed_bytes is None
+            else f"{format_size(needed_bytes)} are needed in {printable(folder)}, and"
+            f" {format_size(free_bytes)} may be used there"
         )
+        super().__init__(f"{why}; remove models, or move the state folder")
 
 
 class Unwritable(StoreError):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.models.gguf_files import CannotLook
-from supervisor.store.blobs import KEPT_FREE_BYTES, Incoming, check_room, linked
+from supervisor.store.blobs import KEPT_FREE_BYTES, Incoming, Unwritten, check_room, linked
 from supervisor.store.digests import Digest
 from supervisor.store.errors import BlobMissing, DigestMismatch, NoRoom, Unwritable
 from supervisor.store.manifest import CONFIG_TYPE, MODEL, SYSTEM, Layer, Manifest, digest_of
@@ -191,6 +191,15 @@ def test_more_than_the_disk_has_is_refused_before_a_byte_is_written(tmp_path: Pa
     assert refused.value.needed_bytes == 1 << 60
     assert KEPT_FREE_BYTES > 0
     check_room(str(tmp_path), 1)
+
+
+def test_a_disk_that_runs_full_in_the_middle_is_told_as_that() -> None:
+    with (
+        pytest.raises(NoRoom, match="^the disk of /dev ran full meanwhile; remove models"),
+        Unwritten("/dev/full"),
+        open("/dev/full", "wb", buffering=0) as full,
+    ):
+        full.write(b"a part of a blob")
 
 
 def _incoming(blobs: Path, _: Path) -> Path:
