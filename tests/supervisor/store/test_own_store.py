@@ -195,7 +195,7 @@ def test_more_than_the_disk_has_is_refused_before_a_byte_is_written(tmp_path: Pa
 
 def test_a_disk_that_runs_full_in_the_middle_is_told_as_that() -> None:
     with (
-        pytest.raises(NoRoom, match="^the disk of /dev ran full meanwhile; remove models"),
+        pytest.raises(NoRoom, match=r"^the disk of /dev ran full meanwhile; remove models"),
         Unwritten("/dev/full"),
         open("/dev/full", "wb", buffering=0) as full,
     ):
