@@ -63,7 +63,7 @@ from proxy.telemetry.metrics import Metrics
 from supervisor.children.leftovers import mark_of, marked_children, remove_leftovers
 from supervisor.desired import Desired, Ground
 from supervisor.fleet import Fleet
-from supervisor.leases.lease_book import QUESTIONS
+from supervisor.leases.desk import QUESTIONS
 from supervisor.models.catalogue import Catalogue
 from supervisor.moving.slots import remove_left_files
 from supervisor.probe import HardwareProbe

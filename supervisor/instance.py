@@ -33,7 +33,8 @@ from supervisor.children.hang_watch import HangWatch
 from supervisor.children.launch import Launch
 from supervisor.children.load_progress import LoadLimits
 from supervisor.children.setbacks import CAUSE_LINES, Setbacks
-from supervisor.leases.lease_book import Heir, LeaseBook, Opening
+from supervisor.leases.desk import Heir, Opening
+from supervisor.leases.lease_book import LeaseBook
 from supervisor.moving.kept_slots import KeptSlots
 from supervisor.race import first, found_first
 from supervisor.records.journal import Journal

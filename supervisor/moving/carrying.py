@@ -34,8 +34,8 @@ from planners.plan import DeviceBytes, LaunchPlan, Shortfall
 from supervisor.children.launch import Launch
 from supervisor.children.llama import client_of, slots_seen
 from supervisor.instance import Instance, Trial
+from supervisor.leases.desk import Heir
 from supervisor.leases.lease import Lease
-from supervisor.leases.lease_book import Heir
 from supervisor.moving.move import (
     Moved,
     MoveFailed,
