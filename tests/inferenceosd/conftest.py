@@ -1,8 +1,11 @@
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
+
+from tests.fakes.admin_service import OneModelService, admin_socket
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +16,14 @@ def restored() -> Iterator[None]:
     yield
     root.handlers[:], root.level = before
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def service() -> OneModelService:
+    return OneModelService()
+
+
+@pytest.fixture
+def served(service: OneModelService) -> Iterator[Path]:
+    with admin_socket(service) as path:
+        yield path
