@@ -19,9 +19,10 @@ import uvloop
 
 from inferenceosd import __version__, signals
 from inferenceosd.admin_door import AdminDoor
-from inferenceosd.control import Control, Parts
+from inferenceosd.control import Control
 from inferenceosd.descriptors import granted
 from inferenceosd.front import Front
+from inferenceosd.in_force import InForce, Parts
 from inferenceosd.lean_imports import lean_imports, settle, trim
 from inferenceosd.logs import configure_logging, note_served
 from inferenceosd.platform_folders import own_store_dir
@@ -115,8 +116,8 @@ def _spare_the_collector() -> None:
     gc.set_threshold(YOUNG_OBJECTS)
 
 
-async def _find_engines(control: Control) -> None:
-    await control.find_engines()
+async def _find_engines(in_force: InForce) -> None:
+    await in_force.find_engines()
     trim()  # of trials and of what they were the first to import
 
 
@@ -164,7 +165,7 @@ class _Daemon:
 
     def _composed(
         self, records: Records, catalogue: Catalogue, pools: UpstreamPools
-    ) -> tuple[Fleet, Control, Front, StoreKeeper]:
+    ) -> tuple[InForce, Control, Front]:
         """The parts that only together make a daemon; nothing runs yet."""
         config = self._config
         probe = HardwareProbe((), config.placement, folders=config.model_dirs)
@@ -195,17 +196,18 @@ class _Daemon:
 
         lock = self._doors.lock
         parts = Parts(fleet, catalogue, probe, records, metrics, lock, store, reconfigure)
-        listen = self._doors.listen
-        return fleet, Control(config, parts, reread=self._reread, listen=listen), front, store
+        in_force = InForce(config, parts, reread=self._reread)
+        return in_force, Control(in_force, listen=self._doors.listen), front
 
     async def _run_all(self, records: Records, catalogue: Catalogue, pools: UpstreamPools) -> None:
-        fleet, control, front, store = self._composed(records, catalogue, pools)
-        async with store.opened(), asyncio.TaskGroup() as tasks:
+        in_force, control, front = self._composed(records, catalogue, pools)
+        fleet = in_force.parts.fleet
+        async with in_force.parts.store.opened(), asyncio.TaskGroup() as tasks:
             closing = asyncio.Event()
-            public = await self._open_door(tasks, front, control, closing)
+            public = await self._open_door(tasks, front, in_force, closing)
             with lean_imports():  # by the journal's thread, which opens its file only now
                 await records.load()
-            background = self._background(tasks, records, catalogue, fleet, control)
+            background = self._background(tasks, in_force)
             running = tasks.create_task(fleet.run(), name="fleet")
             await self._look_at_models(catalogue, front)
             fleet.look()
@@ -228,24 +230,18 @@ class _Daemon:
             for task in (admin, *background):
                 task.cancel()
 
-    def _background(
-        self,
-        tasks: asyncio.TaskGroup,
-        records: Records,
-        catalogue: Catalogue,
-        fleet: Fleet,
-        control: Control,
-    ) -> list[asyncio.Task[None]]:
+    def _background(self, tasks: asyncio.TaskGroup, in_force: InForce) -> list[asyncio.Task[None]]:
         """What goes on beside the fleet until that has ended."""
+        parts = in_force.parts
         return [
-            tasks.create_task(records.write_forever(), name="records"),
-            tasks.create_task(self._watch_folders(catalogue, fleet), name="folders"),
-            tasks.create_task(self._reload_when_asked(control), name="reloads"),
+            tasks.create_task(parts.records.write_forever(), name="records"),
+            tasks.create_task(self._watch_folders(parts.catalogue, parts.fleet), name="folders"),
+            tasks.create_task(self._reload_when_asked(in_force), name="reloads"),
             tasks.create_task(self._pet_watchdog(), name="watchdog"),
-            tasks.create_task(control.follow_lock(), name="lock"),
-            tasks.create_task(_find_engines(control), name="engines"),
-            tasks.create_task(control.retry_engines(), name="engines of late cards"),
-            tasks.create_task(control.follow_engines(), name="engines switched"),
+            tasks.create_task(in_force.follow_lock(), name="lock"),
+            tasks.create_task(_find_engines(in_force), name="engines"),
+            tasks.create_task(in_force.retry_engines(), name="engines of late cards"),
+            tasks.create_task(in_force.follow_engines(), name="engines switched"),
         ]
 
     async def _look_at_models(self, catalogue: Catalogue, front: Front) -> None:
@@ -263,13 +259,13 @@ class _Daemon:
         self._manager.tell("READY=1", f"STATUS=listening on {', '.join(listen)}")
 
     async def _open_door(
-        self, tasks: asyncio.TaskGroup, front: Front, control: Control, closing: asyncio.Event
+        self, tasks: asyncio.TaskGroup, front: Front, in_force: InForce, closing: asyncio.Event
     ) -> asyncio.Task[None]:
         """Accept callers; the door's task."""
 
         def drain_s() -> float:
             # Sooner than the children, so that callers hear of the stop and not of a lost child.
-            return max(0.0, control.config.fleet.drain_s - PARTING_S)
+            return max(0.0, in_force.config.fleet.drain_s - PARTING_S)
 
         opened = asyncio.Event()
         public = serve(
@@ -306,12 +302,12 @@ class _Daemon:
         public.cancel()
         fleet.hurry(within_s=PARTING_S)
 
-    async def _reload_when_asked(self, control: Control) -> None:
+    async def _reload_when_asked(self, in_force: InForce) -> None:
         while True:
             await self._signals.until_reload()
             self._manager.tell("RELOADING=1")
             with suppress(ReloadRefused):  # said and recorded where it was found
-                await control.reload()
+                await in_force.reload()
             self._manager.tell("READY=1")
 
     async def _watch_folders(self, catalogue: Catalogue, fleet: Fleet) -> None:
