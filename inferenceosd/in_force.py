@@ -16,7 +16,7 @@ from inferenceosd.logs import configure_logging
 from inferenceosd.settings.changes import changed_settings, concerned_models, needs_restart
 from inferenceosd.settings.config import Config
 from inferenceosd.settings.error import ConfigError
-from planners.reconcile import launch_key
+from planners.launch_key import launch_key
 from proxy.admin.orders import ReloadReport
 from proxy.admin.service import ReloadRefused
 from proxy.admin.status import LockReport

@@ -27,11 +27,11 @@ from planners.instances.actions import (
     Stop,
     Yield,
 )
+from planners.launch_key import launch_key
 from planners.lessons.learning import learned_reasons
 from planners.lessons.usage import Usage
 from planners.model import BrokenFile, ModelId, ServedModel
 from planners.plan import InstanceId, LaunchPlan
-from planners.reconcile import launch_key
 from planners.settings import ContextPolicy
 from planners.view import LineSeen, Observed, View
 from planners.waiting.line import Priority
