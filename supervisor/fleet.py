@@ -38,7 +38,7 @@ from planners.waiting.line import Priority
 from supervisor.children.child_logs import ChildLog
 from supervisor.desired import Desired, Ground
 from supervisor.engines.rollout import Rollout, Tried
-from supervisor.instance import Instance, Shop, Trial
+from supervisor.instance import Instance, Trial
 from supervisor.leases.lease import Lease, ModelUnavailable
 from supervisor.leases.lease_book import LeaseBook
 from supervisor.leases.leasing import Leased, Leasing
@@ -54,6 +54,7 @@ from supervisor.probe import HardwareProbe
 from supervisor.prospects import Prospects
 from supervisor.records.kept import Records
 from supervisor.settling import SAMPLE_S
+from supervisor.shop import Shop
 
 SLOT_FILES_BYTES = 8 << 30  # of all conversations on disk at once; the disk keeps its own part
 TICK_S = 1.0  # cadence of a look when nothing happens; what a lost event costs at most
