@@ -1,5 +1,6 @@
 """inferenceosd.commands.moves: what is asked, and what comes of it."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,8 @@ def test_a_move_that_cannot_be_is_said(
         ((), 2, "say how much"),
         (("1GiB", "--back"), 2, "say how much"),
         (("much",), 2, "is no size such as 6GiB"),
+        (("5",), 2, "5 without a unit is 5 bytes; write 5GiB or the like"),
+        (("1048575",), 2, "1048575 without a unit is 1048575 bytes"),
         (("1GiB", "--device", "nowhere"), 1, "there is no device nowhere"),
     ],
 )
@@ -42,3 +45,14 @@ def test_a_yield_that_cannot_be_is_said(
 
     assert result.exit_code == status
     assert said in result.output
+
+
+@pytest.mark.parametrize(
+    ("size", "n_bytes"), [("1048576", 1 << 20), ("100KiB", 100 << 10), ("5b", 5), ("1GiB", 1 << 30)]
+)
+def test_a_yield_of_a_size_that_is_meant_is_asked_for(
+    served: Path, size: str, n_bytes: int
+) -> None:
+    result = ctl(served, "yield", size, "--json")
+
+    assert [given["n_bytes"] for given in json.loads(result.output)["yields"]] == [n_bytes]
