@@ -1,36 +1,27 @@
-"""The daemon as inferenceosctl sees it, and the one path by which settings change."""
+"""The daemon as inferenceosctl sees it: what it is asked, and what it is told to do."""
 
-import asyncio
 import math
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from time import monotonic
 
 import structlog
-from msgspec import Struct
 from msgspec.structs import replace
 
 from inferenceosd import __version__
 from inferenceosd.commands.recording import recorded_now
-from inferenceosd.door.listening import is_local
-from inferenceosd.door.lock import DoorLock, check_lock
-from inferenceosd.edits import until_written
 from inferenceosd.engine_desk import EngineDesk
 from inferenceosd.happened import Happened
-from inferenceosd.logs import configure_logging
-from inferenceosd.settings.changes import changed_settings, concerned_models, needs_restart
+from inferenceosd.in_force import InForce
 from inferenceosd.settings.config import Config
-from inferenceosd.settings.error import ConfigError
 from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.layout.outlook import NamedTwice, Outlook, asking, each_once, grouped
 from planners.layout.variants import Candidate
 from planners.model import ServedModel
 from planners.moving.by_hand import BadMove, ByHand
 from planners.moving.relief import ours_bytes
-from planners.reconcile import launch_key
 from proxy.admin.engines import EngineOrder, EnginesReport
 from proxy.admin.models import ModelsReport, models_report
 from proxy.admin.move_reports import migration_report, move_report, yield_report
@@ -38,85 +29,36 @@ from proxy.admin.move_requests import MoveRequest, YieldRequest
 from proxy.admin.moves import MoveReport, YieldReport, YieldsReport
 from proxy.admin.orders import ForgetReport, LoadReport, ReloadReport, RetryReport, UnloadReport
 from proxy.admin.records import EventReport, Followed, LogReport
-from proxy.admin.service import ReloadRefused
 from proxy.admin.status import DaemonReport, LockReport, StatusReport, status_report
 from proxy.errors import BadRequest, UnknownModel
-from proxy.telemetry.metrics import Metrics
-from supervisor.desired import Desired
 from supervisor.engines.builds import BuildInUse, BuildsUnwritable, NoSuchBuild
-from supervisor.fleet import Fleet
-from supervisor.models.catalogue import Catalogue
 from supervisor.moving.pressure_watch import NoSuchPlace, Yielded
-from supervisor.probe import HardwareProbe
-from supervisor.records.kept import Records
-from supervisor.store.keeper import StoreKeeper
 from supervisor.store.names import StoreName
 from supervisor.store.progress import Progress
 
-LOOK_S = 2.0  # cadence of looking whether keys or certificate changed
-
 log = structlog.get_logger(__name__)
-
-
-class Parts(Struct, frozen=True):
-    """What the daemon is made of, as far as settings reach."""
-
-    fleet: Fleet
-    catalogue: Catalogue
-    probe: HardwareProbe
-    records: Records
-    metrics: Metrics
-    lock: DoorLock
-    store: StoreKeeper
-    reconfigure_door: Callable[[Config], None]
 
 
 class Control:
     """Implements proxy.admin.service.AdminService.
 
-    Holds the configuration in force, and replaces it whole. What only a new daemon takes up
-    (sockets, folders) stays as it was at the start.
+    It answers, and hands on orders; what comes of other settings is InForce's.
     """
 
-    def __init__(
-        self, config: Config, parts: Parts, *, reread: Callable[[], Config], listen: Sequence[str]
-    ) -> None:
-        self._config = self._at_start = config
-        self._parts = parts
-        self._reread = reread
+    def __init__(self, in_force: InForce, *, listen: Sequence[str]) -> None:
+        self._in_force, self._parts = in_force, in_force.parts
         self._listen = ", ".join(listen)
         self._started_at = time.time()
-        self._desk = EngineDesk(
-            Path(config.state_dir), rollout=parts.fleet.rollout, journal=parts.records.journal
-        )
-        self._happened = Happened(parts.fleet, parts.records)
-        self._changing = asyncio.Lock()
+        self._happened = Happened(self._parts.fleet, self._parts.records)
 
     @property
     def config(self) -> Config:
         """The configuration in force."""
-        return self._config
+        return self._in_force.config
 
-    async def find_engines(self) -> None:
-        """Try every llama-server there is and go by those that run."""
-        async with self._changing:
-            await self._desk.adopt(self._config)
-            self._apply(self._config)
-
-    async def retry_engines(self) -> None:
-        """For ever: try those that were refused again whenever a card came that none sees."""
-        appeared = self._parts.fleet.card_appeared
-        while True:
-            await appeared.wait()
-            appeared.clear()
-            if self._desk.rejected:
-                await self.find_engines()
-
-    async def follow_engines(self) -> None:
-        """For ever: go by other builds as they are switched in, or out after a trial."""
-        await self._desk.follow(self.find_engines)
-
-    # What the admin door asks for.
+    @property
+    def _desk(self) -> EngineDesk:
+        return self._in_force.desk
 
     def status(self) -> StatusReport:
         """Everything at one moment."""
@@ -148,7 +90,7 @@ class Control:
             fleet.models(),
             broken=fleet.broken(),
             instances=fleet.running(),
-            dirs=self._config.model_dirs,
+            dirs=self.config.model_dirs,
         )
 
     def offered(self, name: str) -> ServedModel:
@@ -169,7 +111,7 @@ class Control:
         from supervisor.fitting import Fitting  # late: it brings an HTTP client along
 
         outlook = partial(self._parts.fleet.prospects.outlook, elsewhere=hardware)
-        settings = replace(self._config.model_defaults, context=context)
+        settings = replace(self.config.model_defaults, context=context)
         reader = await self._parts.store.reader(name)
         return await Fitting(reader, outlook, settings=settings).ranked(context=context)
 
@@ -208,11 +150,11 @@ class Control:
             raise BadRequest(str(exc), param="models") from exc
         asked = tuple(asking(each, context=context, parallel=parallel) for each in models)
         planned = await self._parts.fleet.prospects.outlooks(asked, elsewhere=hardware)
-        return grouped(planned, self._config.fleet.groups)
+        return grouped(planned, self.config.fleet.groups)
 
     async def profile(self) -> str:
         """The machine as JSON."""
-        return recorded_now(await self._parts.fleet.profile(), dirs=self._config.model_dirs)
+        return recorded_now(await self._parts.fleet.profile(), dirs=self.config.model_dirs)
 
     async def load(self, name: str) -> LoadReport:
         """Load it and wait; what failed before is tried anew."""
@@ -283,7 +225,7 @@ class Control:
             decide(order.build)
         except (NoSuchBuild, BuildInUse, BuildsUnwritable) as exc:
             raise BadRequest(str(exc), param="build") from exc
-        await self.find_engines()
+        await self._in_force.find_engines()
         return self._desk.report()
 
     def retry(self, name: str) -> RetryReport:
@@ -293,29 +235,11 @@ class Control:
 
     async def reload(self) -> ReloadReport:
         """Read the configuration again and go by it. Raises ReloadRefused; then nothing changed."""
-        async with self._changing:
-            await until_written(self._config.file)
-            try:
-                config = self._reread()
-                check_lock(config, is_local=self._would_be_local(config))
-            except ConfigError as exc:
-                self._note_refused(exc)
-                raise ReloadRefused(str(exc)) from exc
-            return await self._replace(config)
+        return await self._in_force.reload()
 
     def read_lock(self) -> LockReport:
         """Go by keys and certificate as they are on disk now."""
-        self._parts.lock.read_again()
-        self._parts.fleet.apply(self._desired(self._config))
-        self._parts.reconfigure_door(self._config)
-        return self._parts.lock.report()
-
-    async def follow_lock(self) -> None:
-        """For ever: the same whenever one of the files has changed."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            if self._parts.lock.has_changed():
-                self.read_lock()
+        return self._in_force.read_lock()
 
     async def log_lines(self, name: str, *, tail: int) -> LogReport:
         """The last `tail` lines of its process, or of the last one it had, be it on disk alone."""
@@ -364,58 +288,6 @@ class Control:
             raise BadRequest(reason, param="device")
         return DeviceId(name)
 
-    def _would_be_local(self, config: Config) -> bool:
-        """Whether a daemon started with `config` would be reached from this machine alone."""
-        if config.listen == self._at_start.listen:
-            return self._parts.lock.is_local  # by the sockets, which systemd may have opened
-        return is_local(config.listen)
-
-    # How settings come into force.
-
-    async def _replace(self, config: Config) -> ReloadReport:
-        before, parts = self._config, self._parts
-        if config.backends != before.backends or await self._desk.were_upgraded(config):
-            await self._desk.adopt(config)
-        parts.catalogue.reconfigure(
-            dirs=config.model_dirs,
-            rules=config.models,
-            defaults=config.model_defaults,
-            places=config.places,
-        )
-        await parts.catalogue.scan()
-        # From here to the end without an await: nothing is launched by half of the new settings.
-        configure_logging(config.log.format, config.log.level)
-        self._config = config
-        parts.lock.read_again()
-        self._apply(config)
-        report = ReloadReport(
-            changed=(*changed_settings(before, config), *self._concerned()),
-            needs_restart=needs_restart(self._at_start, config),
-        )
-        log.info("config.reloaded", changed=report.changed, needs_restart=report.needs_restart)
-        parts.records.journal.record("config.reloaded", reason="; ".join(report.changed))
-        return report
-
-    def _apply(self, config: Config) -> None:
-        self._parts.probe.adopt(self._desk.engines or (), config.placement)
-        self._parts.fleet.apply(self._desired(config))
-        self._parts.reconfigure_door(config)
-
-    def _desired(self, config: Config) -> Desired:
-        """What the fleet goes by; rules for callers mean a key by its id or its name."""
-        callers = config.fleet.callers.knowing(self._parts.lock.key_names)
-        settings = replace(config.fleet, callers=callers)
-        return Desired(self._desk.engines, config.placement, settings, self._desk.newcomers)
-
-    def _concerned(self) -> tuple[str, ...]:
-        fleet, rules = self._parts.fleet, self._config.placement
-        keys = {served.model_id: launch_key(served, rules) for served in fleet.processes()}
-        return concerned_models(fleet.running(), keys)
-
-    def _note_refused(self, exc: ConfigError) -> None:
-        log.error("config.refused", reason=str(exc))
-        self._parts.records.journal.record("config.refused", reason=str(exc))
-
     def _served(self, name: str) -> ServedModel:
         served = self._parts.fleet.resolve(name)
         if served is None:
@@ -428,8 +300,8 @@ class Control:
             pid=os.getpid(),
             started_at=self._started_at,
             listen=self._listen,
-            config_file=self._config.file,
-            state_dir=self._at_start.state_dir,
+            config_file=self.config.file,
+            state_dir=self._in_force.at_start.state_dir,
             has_tried_engines=self._desk.engines is not None,
             lock=self._parts.lock.report(),
         )

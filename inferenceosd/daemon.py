@@ -1,4 +1,4 @@
-"""The only constructor calls, one tree of tasks, and all signals.
+"""The only constructor calls, and one tree of tasks.
 
 run ─ state folder locked, sockets open ─ loop ┬ fleet ─ instance … each with its child
                                                ├ public door, admin door
@@ -9,8 +9,6 @@ run ─ state folder locked, sockets open ─ loop ┬ fleet ─ instance … ea
 import asyncio
 import gc
 import os
-import signal
-import socket
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, suppress
@@ -18,37 +16,20 @@ from pathlib import Path
 
 import structlog
 import uvloop
-from msgspec import Struct
-from msgspec.structs import replace
 
-from inferenceosd import __version__
+from inferenceosd import __version__, signals
 from inferenceosd.admin_door import AdminDoor
-from inferenceosd.control import Control, Parts
-from inferenceosd.descriptors import TooFewDescriptors, claim_descriptors, granted
-from inferenceosd.door.listening import (
-    CannotListen,
-    address_of,
-    are_local,
-    is_local,
-    listen_on,
-    listen_privately,
-)
-from inferenceosd.door.lock import DoorLock
+from inferenceosd.control import Control
+from inferenceosd.descriptors import granted
 from inferenceosd.front import Front
-from inferenceosd.ground import (
-    CannotUseFolder,
-    clear_ground,
-    keep_temporary_files_in,
-    private_folder,
-)
+from inferenceosd.in_force import InForce, Parts
 from inferenceosd.lean_imports import lean_imports, settle, trim
 from inferenceosd.logs import configure_logging, note_served
-from inferenceosd.platform_folders import own_model_dir, own_store_dir
+from inferenceosd.platform_folders import own_store_dir
+from inferenceosd.premises import CANNOT_START, Doors, premises
 from inferenceosd.service_manager import ServiceManager
 from inferenceosd.settings.config import Config
 from inferenceosd.settings.error import ConfigError
-from inferenceosd.start import came_early
-from inferenceosd.state_lock import CannotLock, StateLocked, locked
 from inferenceosd.traces import open_traces
 from planners.model import ModelId
 from planners.settings import MAX_SLOTS
@@ -60,12 +41,11 @@ from proxy.edge.crowd import Crowd
 from proxy.edge.protocol import Patience
 from proxy.edge.server import serve
 from proxy.telemetry.metrics import Metrics
-from supervisor.children.leftovers import mark_of, marked_children, remove_leftovers
+from supervisor.children.leftovers import mark_of, remove_leftovers
 from supervisor.desired import Desired, Ground
 from supervisor.fleet import Fleet
-from supervisor.leases.lease_book import QUESTIONS
+from supervisor.leases.desk import QUESTIONS
 from supervisor.models.catalogue import Catalogue
-from supervisor.moving.slots import remove_left_files
 from supervisor.probe import HardwareProbe
 from supervisor.race import found_first
 from supervisor.records.journal import Journal
@@ -75,30 +55,12 @@ from supervisor.store.keeper import StoreKeeper
 from supervisor.store.names import StoreName
 
 SCAN_S = 2.0  # cadence of looking for new and changed model files: a sweep of stat calls
-EDIT_S = 0.25  # between two edits of one spree
-EDITS_S = 2.0  # as long as a spree is waited for
 REMOVED_S = 5.0  # for leftovers to be gone: what is stuck in the kernel is not waited for
 CONNECTIONS_PER_CHILD = MAX_SLOTS + QUESTIONS  # a slot each, and what takes none
 FOLLOWERS_S = 2.0  # for those who follow events to read the last ones
 YOUNG_OBJECTS = 5_000  # until the collector looks at them; Python's 700 are ten requests
-STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-SIGNALS = (*STOPPING_SIGNALS, signal.SIGHUP)
-CANNOT_START = (CannotListen, CannotLock, CannotUseFolder, StateLocked, TooFewDescriptors)
 
 log = structlog.get_logger(__name__)
-
-
-class Doors(Struct, frozen=True):
-    """Sockets that listen already."""
-
-    public: tuple[socket.socket, ...]
-    admin: socket.socket
-    lock: DoorLock
-
-    @property
-    def listen(self) -> tuple[str, ...]:
-        """What clients connect to."""
-        return tuple(address_of(sock) for sock in self.public)
 
 
 def run(config: Config, *, reload: Callable[[], Config]) -> int:
@@ -107,7 +69,7 @@ def run(config: Config, *, reload: Callable[[], Config]) -> int:
     manager = ServiceManager(os.environ)
     with ExitStack() as held:
         try:
-            doors, ground = _prepared(config, manager, held)
+            doors, ground = premises(config, manager, held)
         except CANNOT_START as exc:
             print(f"inferenceosd: {exc}", file=sys.stderr)
             return 1
@@ -116,35 +78,8 @@ def run(config: Config, *, reload: Callable[[], Config]) -> int:
             return 2
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_Daemon(config, doors, ground, manager, reload, held).serve())
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # it ends: what was held back would kill it
+        signals.ignore()
     return 0
-
-
-def _prepared(config: Config, manager: ServiceManager, held: ExitStack) -> tuple[Doors, Ground]:
-    """What must be had before the first task. Raises those of `run`."""
-    claim_descriptors()
-    state = private_folder(config.state_dir, choose="--state-dir")
-    runtime = private_folder(config.runtime_dir, choose="INFERENCEOSD_RUNTIME_DIR")
-    held.enter_context(locked(state))
-    held.enter_context(marked_children(mark_of(state)))
-    if (own := own_model_dir(config.state_dir)) in config.model_dirs:
-        private_folder(own, choose="--model-dir")  # the user's are theirs to make
-    private_folder(own_store_dir(config.state_dir), choose="--state-dir")
-    passed = manager.passed_sockets()
-    lock = DoorLock(config, is_local=are_local(passed) if passed else is_local(config.listen))
-    public = passed or listen_on(config.listen)
-    for sock in public:
-        held.enter_context(sock)
-    admin_socket = Path(config.admin_socket)
-    admin = held.enter_context(listen_privately(admin_socket))
-    held.callback(admin_socket.unlink, missing_ok=True)
-    slots = private_folder(os.path.join(config.state_dir, "slots"), choose="--state-dir")
-    remove_left_files(slots)
-    ground = clear_ground(runtime, held)
-    keep_temporary_files_in(ground.run_dir, held)
-    kept = replace(ground, preflights=state / "preflights.json", slots=slots)
-    return Doors(public, admin, lock), kept
 
 
 def _store(config: Config, catalogue: Catalogue, fleet: Fleet, journal: Journal) -> StoreKeeper:
@@ -181,8 +116,8 @@ def _spare_the_collector() -> None:
     gc.set_threshold(YOUNG_OBJECTS)
 
 
-async def _find_engines(control: Control) -> None:
-    await control.find_engines()
+async def _find_engines(in_force: InForce) -> None:
+    await in_force.find_engines()
     trim()  # of trials and of what they were the first to import
 
 
@@ -200,16 +135,12 @@ class _Daemon:
     ) -> None:
         self._config, self._doors, self._ground = config, doors, ground
         self._manager, self._reread, self._held = manager, reread, held
-        self._stop, self._hurry = asyncio.Event(), asyncio.Event()
-        self._reload = asyncio.Event()
+        self._signals = signals.Signals()
 
     async def serve(self) -> None:
         """Everything, from the first task to the last child reaped."""
-        self._listen_to_signals()
-        try:
+        with self._signals.heeded():
             await self._serve()
-        finally:  # the loop's own handlers end with it, a moment before the process
-            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
     async def _serve(self) -> None:
         config = self._config
@@ -234,7 +165,7 @@ class _Daemon:
 
     def _composed(
         self, records: Records, catalogue: Catalogue, pools: UpstreamPools
-    ) -> tuple[Fleet, Control, Front, StoreKeeper]:
+    ) -> tuple[InForce, Control, Front]:
         """The parts that only together make a daemon; nothing runs yet."""
         config = self._config
         probe = HardwareProbe((), config.placement, folders=config.model_dirs)
@@ -265,41 +196,26 @@ class _Daemon:
 
         lock = self._doors.lock
         parts = Parts(fleet, catalogue, probe, records, metrics, lock, store, reconfigure)
-        listen = self._doors.listen
-        return fleet, Control(config, parts, reread=self._reread, listen=listen), front, store
+        in_force = InForce(config, parts, reread=self._reread)
+        return in_force, Control(in_force, listen=self._doors.listen), front
 
     async def _run_all(self, records: Records, catalogue: Catalogue, pools: UpstreamPools) -> None:
-        fleet, control, front, store = self._composed(records, catalogue, pools)
-        listen = self._doors.listen
-        async with store.opened(), asyncio.TaskGroup() as tasks:
+        in_force, control, front = self._composed(records, catalogue, pools)
+        fleet = in_force.parts.fleet
+        async with in_force.parts.store.opened(), asyncio.TaskGroup() as tasks:
             closing = asyncio.Event()
-            public = await self._open_door(tasks, front, control, closing)
+            public = await self._open_door(tasks, front, in_force, closing)
             with lean_imports():  # by the journal's thread, which opens its file only now
                 await records.load()
-            background = [
-                tasks.create_task(records.write_forever(), name="records"),
-                tasks.create_task(self._watch_folders(catalogue, fleet), name="folders"),
-                tasks.create_task(self._reload_when_asked(control), name="reloads"),
-                tasks.create_task(self._pet_watchdog(), name="watchdog"),
-                tasks.create_task(control.follow_lock(), name="lock"),
-                tasks.create_task(_find_engines(control), name="engines"),
-                tasks.create_task(control.retry_engines(), name="engines of late cards"),
-                tasks.create_task(control.follow_engines(), name="engines switched"),
-            ]
+            background = self._background(tasks, in_force)
             running = tasks.create_task(fleet.run(), name="fleet")
-            await found_first(catalogue.scan(), self._stop.wait())
-            if self._stop.is_set():
-                front.part()
-            else:
-                front.has_looked.set()
+            await self._look_at_models(catalogue, front)
             fleet.look()
             door = AdminDoor(Path(self._config.admin_socket), self._doors.admin, control)
             admin = await door.open(tasks, closing=closing)
-            log.info("daemon.started", version=__version__, pid=os.getpid(), listen=listen)
-            records.journal.record("daemon.started", version=__version__, pid=os.getpid())
-            self._manager.tell("READY=1", f"STATUS=listening on {', '.join(listen)}")
+            self._note_started(records.journal)
             _spare_the_collector()
-            await self._stop.wait()
+            await self._signals.stop.wait()
             self._manager.tell("STOPPING=1")
             log.info("daemon.stop_asked")
             closing.set()
@@ -314,14 +230,42 @@ class _Daemon:
             for task in (admin, *background):
                 task.cancel()
 
+    def _background(self, tasks: asyncio.TaskGroup, in_force: InForce) -> list[asyncio.Task[None]]:
+        """What goes on beside the fleet until that has ended."""
+        parts = in_force.parts
+        return [
+            tasks.create_task(parts.records.write_forever(), name="records"),
+            tasks.create_task(self._watch_folders(parts.catalogue, parts.fleet), name="folders"),
+            tasks.create_task(self._reload_when_asked(in_force), name="reloads"),
+            tasks.create_task(self._pet_watchdog(), name="watchdog"),
+            tasks.create_task(in_force.follow_lock(), name="lock"),
+            tasks.create_task(_find_engines(in_force), name="engines"),
+            tasks.create_task(in_force.retry_engines(), name="engines of late cards"),
+            tasks.create_task(in_force.follow_engines(), name="engines switched"),
+        ]
+
+    async def _look_at_models(self, catalogue: Catalogue, front: Front) -> None:
+        """The first time; callers who wait for that are let in, or told that the daemon stops."""
+        await found_first(catalogue.scan(), self._signals.stop.wait())
+        if self._signals.stop.is_set():
+            front.part()
+        else:
+            front.has_looked.set()
+
+    def _note_started(self, journal: Journal) -> None:
+        listen = self._doors.listen
+        log.info("daemon.started", version=__version__, pid=os.getpid(), listen=listen)
+        journal.record("daemon.started", version=__version__, pid=os.getpid())
+        self._manager.tell("READY=1", f"STATUS=listening on {', '.join(listen)}")
+
     async def _open_door(
-        self, tasks: asyncio.TaskGroup, front: Front, control: Control, closing: asyncio.Event
+        self, tasks: asyncio.TaskGroup, front: Front, in_force: InForce, closing: asyncio.Event
     ) -> asyncio.Task[None]:
         """Accept callers; the door's task."""
 
         def drain_s() -> float:
             # Sooner than the children, so that callers hear of the stop and not of a lost child.
-            return max(0.0, control.config.fleet.drain_s - PARTING_S)
+            return max(0.0, in_force.config.fleet.drain_s - PARTING_S)
 
         opened = asyncio.Event()
         public = serve(
@@ -351,44 +295,20 @@ class _Daemon:
             keep_alive_comments_s=config.keep_alive_comments_s,
         )
 
-    def _listen_to_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        if came_early(signal.SIGHUP):  # what was read then may be older than what it is about
-            self._reload.set()
-        for number in STOPPING_SIGNALS:
-            loop.add_signal_handler(number, self._asked_to_stop)
-        loop.add_signal_handler(signal.SIGHUP, self._reload.set)
-
-    def _asked_to_stop(self) -> None:
-        """The first time in peace, after that at once."""
-        (self._hurry if self._stop.is_set() else self._stop).set()
-
     async def _hurry_when_asked(self, fleet: Fleet, public: asyncio.Task[None]) -> None:
         """Asked a second time to stop: no reply is waited for, and its caller told so."""
-        await self._hurry.wait()
+        await self._signals.hurry.wait()
         log.warning("daemon.hurried", reason="it was asked to stop a second time")
         public.cancel()
         fleet.hurry(within_s=PARTING_S)
 
-    async def _reload_when_asked(self, control: Control) -> None:
+    async def _reload_when_asked(self, in_force: InForce) -> None:
         while True:
-            await self._reload.wait()
-            await self._until_edited()
-            self._reload.clear()
+            await self._signals.until_reload()
             self._manager.tell("RELOADING=1")
             with suppress(ReloadRefused):  # said and recorded where it was found
-                await control.reload()
+                await in_force.reload()
             self._manager.tell("READY=1")
-
-    async def _until_edited(self) -> None:
-        """Of many SIGHUPs in a row the last one counts: return once there was none for EDIT_S."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(EDITS_S):
-                while self._reload.is_set():
-                    self._reload.clear()
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(EDIT_S):
-                            await self._reload.wait()
 
     async def _watch_folders(self, catalogue: Catalogue, fleet: Fleet) -> None:
         while True:

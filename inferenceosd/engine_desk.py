@@ -14,7 +14,7 @@ import structlog
 
 from inferenceosd.settings.config import Config
 from planners.backends import Engine, RejectedEngine
-from planners.reconcile import NO_ENGINE
+from planners.instances.launches import NO_ENGINE
 from planners.rollout import Newcomer, Proven, RolledBack
 from proxy.admin.engines import EnginesReport, build_report
 from supervisor.engines.backends import engines_key, find_engines

@@ -8,40 +8,26 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
-from math import inf
 from time import monotonic
 
 import structlog
 from msgspec.structs import replace
 
-from planners.backends import Engine
 from planners.hardware import HardwareProfile
-from planners.instances.actions import (
-    Action,
-    Allow,
-    Departure,
-    Move,
-    Refuse,
-    Restart,
-    Start,
-    Stop,
-    Yield,
-)
-from planners.lessons.learning import learned_reasons
+from planners.instances.actions import Action, Departure
 from planners.lessons.usage import Usage
 from planners.model import BrokenFile, ModelId, ServedModel
-from planners.plan import InstanceId, LaunchPlan
-from planners.reconcile import launch_key
-from planners.settings import ContextPolicy
-from planners.view import LineSeen, Observed, View
+from planners.plan import InstanceId
+from planners.view import LineSeen, Observed
 from planners.waiting.line import Priority
-from supervisor.children.child_logs import ChildLog
+from supervisor.deeds import Deeds
 from supervisor.desired import Desired, Ground
 from supervisor.engines.rollout import Rollout, Tried
-from supervisor.instance import Instance, Shop, Trial
-from supervisor.leases.lease import Lease, ModelUnavailable
+from supervisor.instance import Instance
+from supervisor.leases.lease import Lease
 from supervisor.leases.lease_book import LeaseBook
 from supervisor.leases.leasing import Leased, Leasing
+from supervisor.leases.outcomes import Outcomes
 from supervisor.machine import FRESH_S, Machine
 from supervisor.models.catalogue import Catalogue
 from supervisor.moving.asking import Moving
@@ -54,10 +40,11 @@ from supervisor.probe import HardwareProbe
 from supervisor.prospects import Prospects
 from supervisor.records.kept import Records
 from supervisor.settling import SAMPLE_S
+from supervisor.shop import Shop
+from supervisor.sight import Sight
 
 SLOT_FILES_BYTES = 8 << 30  # of all conversations on disk at once; the disk keeps its own part
 TICK_S = 1.0  # cadence of a look when nothing happens; what a lost event costs at most
-LONGEST_REPLY_S = 24 * 3600.0  # a drain that cuts nothing ends too
 PROFILE_S = 15.0  # cadence of a new profile when nothing is launched
 
 log = structlog.get_logger(__name__)
@@ -78,10 +65,7 @@ class Fleet:
         heard_bytes: Callable[[str], int],
     ) -> None:
         self._desired = desired
-        self._catalogue, self._journal = catalogue, records.journal
-        self._history, self._child_logs = records.history, records.child_logs
-        self._contexts = records.contexts
-        self._probe = probe
+        self._catalogue, self._records, self._probe = catalogue, records, probe
         self._machine = Machine(
             probe, journal=records.journal, history=records.history, running=self.running
         )
@@ -95,9 +79,6 @@ class Fleet:
             desired=lambda: self._desired,
             look=self.look,
         )
-        self._yielded_s: dict[ModelId, float] = {}
-        self._told: dict[ModelId, str] = {}
-        self._launched = 0
         self._woken = asyncio.Event()
         self._stopping = asyncio.Event()
         self._planner = Planner(changed=self.look, journal=records.journal)
@@ -107,25 +88,63 @@ class Fleet:
             cwd=ground.cwd,
             changed=self.look,
         )
+        self._sight = self._new_sight()
         self.prospects = self._new_prospects()
         self._shelf = SlotShelf(
             quota_bytes=SLOT_FILES_BYTES,
             thread=ThreadPoolExecutor(max_workers=1, thread_name_prefix="slots"),
         )
         self._shop = self._new_shop(ground, leaving=leaving, heard_bytes=heard_bytes)
+        self._deeds = self._new_deeds()
         self.moving = self._new_moving()
         self.pressure = self._new_pressure()
         self.rollout = self._new_rollout()
+        self._outcomes = Outcomes(
+            self._instances,
+            book=self._book,
+            catalogue=catalogue,
+            machine=self._machine,
+            records=records,
+            rollout=self.rollout,
+        )
+
+    def _new_sight(self) -> Sight:
+        return Sight(
+            self._instances,
+            book=self._book,
+            catalogue=self._catalogue,
+            leasing=self._leasing,
+            machine=self._machine,
+            preflights=self._preflights,
+            records=self._records,
+            desired=lambda: self._desired,
+            moving=lambda: self.moving,
+            deeds=lambda: self._deeds,
+        )
+
+    def _new_deeds(self) -> Deeds:
+        return Deeds(
+            self._shop,
+            self._instances,
+            leasing=self._leasing,
+            machine=self._machine,
+            preflights=self._preflights,
+            records=self._records,
+            desired=lambda: self._desired,
+            running=self.running,
+            moving=lambda: self.moving,
+            look=self.look,
+        )
 
     def _new_prospects(self) -> Prospects:
         return Prospects(
             self._planner,
-            history=self._history,
+            history=self._records.history,
             preflights=self._preflights,
             desired=lambda: self._desired,
             running=self.running,
             processes=self._leasing.processes,
-            contexts=self._wanted_contexts,
+            contexts=self._sight.wanted_contexts,
             profile=self.profile,
         )
 
@@ -139,19 +158,19 @@ class Fleet:
             running=self.running,
             of=self._leasing.of,
             served=lambda model_id: self._leasing.processes().models.get(model_id),
-            launch=self._launch,
+            launch=self._deeds.launch,
             stopping=self._stopping,
         )
 
     def _new_pressure(self) -> PressureWatch:
         watched = Watched(
-            view=lambda: None if self._machine.last is None else self._view(self._machine.last),
+            view=self._sight.last,
             read=lambda max_age_s: self._machine.read(max_age_s=max_age_s),
             instance=lambda seen: self._instances.get(seen.instance_id),
             move=self.moving.moved,
             hold_back=self._machine.hold_back,
             planner=self._planner,
-            journal=self._journal,
+            journal=self._records.journal,
             finish_s=lambda: self._desired.settings.finish_s,
             changed=self.look,
         )
@@ -163,9 +182,9 @@ class Fleet:
             running=self.running,
             moving=lambda: self.moving.models,
             instance=lambda seen: self._instances.get(seen.instance_id),
-            launches=self._history.launches,
+            launches=self._records.history.launches,
             move=self.moving.moved,
-            journal=self._journal,
+            journal=self._records.journal,
         )
         return Rollout(tried)
 
@@ -176,8 +195,8 @@ class Fleet:
         slots_dir = ground.slots or ground.run_dir
         return Shop(
             book=self._book,
-            journal=self._journal,
-            history=self._history,
+            journal=self._records.journal,
+            history=self._records.history,
             settings=lambda: self._desired.settings,
             environ=ground.environ,
             run_dir=ground.run_dir,
@@ -185,7 +204,7 @@ class Fleet:
             kept_slots=KeptSlots(
                 self._shelf,
                 slots_dir / "kept.slots",
-                journal=self._journal,
+                journal=self._records.journal,
                 served=lambda model_id: self._leasing.processes().models.get(model_id),
                 is_on=lambda: self._desired.settings.keeps_conversations,
             ),
@@ -194,7 +213,7 @@ class Fleet:
             heard_bytes=heard_bytes,
             changed=self.look,
             device_lost=self._machine.watch.device_lost,
-            is_pinned=self._is_pinned,
+            is_pinned=self._sight.is_pinned,
             room_bytes=self._machine.room_bytes,
         )
 
@@ -269,21 +288,11 @@ class Fleet:
 
     def running(self) -> tuple[Observed, ...]:
         """Every instance as it is now."""
-        return tuple(map(self._seen, self._instances.values()))
+        return self._sight.running()
 
     def lines(self) -> tuple[LineSeen, ...]:
         """Every model's line that somebody stands in."""
         return self._book.lines(now_s=monotonic())
-
-    def _seen(self, instance: Instance) -> Observed:
-        seen = instance.observe()
-        if seen.expires_at is not None and self._is_pinned(seen.model_id):
-            return replace(seen, expires_at=inf)
-        return seen
-
-    def _is_pinned(self, model_id: ModelId) -> bool:
-        served = self._leasing.processes().models.get(model_id)
-        return served is not None and served.settings.pin
 
     def lease(
         self,
@@ -319,48 +328,25 @@ class Fleet:
         Asked by who could not reach it, or lost it: one that runs on where nobody reaches it ends.
         Why it ended, as a clause; None where that is not known.
         """
-        if missed := self._instances.get(lease.instance_id):
-            missed.missed(lease.socket_path)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await self._book.until_gone(lease)
-        instance = self._instances.get(lease.instance_id)
-        return instance.why_ended(lease.socket_path) if instance is not None else None
+        return await self._outcomes.until_gone(lease, within_s=within_s)
 
     def crashed_alone(self, lease: Lease) -> bool:
         """Whether the child behind `lease`, which is gone, crashed and did nothing else then."""
-        instance = self._instances.get(lease.instance_id)
-        return instance is not None and instance.crashed_alone(lease.socket_path)
+        return self._outcomes.crashed_alone(lease)
 
     def answered(self, lease: Lease) -> None:
         """A request under `lease` was answered: the model can run."""
-        if instance := self._instances.get(lease.instance_id):
-            instance.answered(lease.socket_path)
-        if lease.plan is not None:
-            self.rollout.answered(lease.plan.engine_id)
+        self._outcomes.answered(lease)
 
     def resumed(
         self, lease: Lease, *, cause: str, way: str, pause_s: float, n_computed: int
     ) -> None:
         """A reply whose child was lost goes on under `lease`."""
-        facts = {"way": way, "pause_s": round(pause_s, 3), "n_computed": n_computed}
-        log.info("stream.resumed", model_id=lease.model_id, reason=cause, **facts)
-        self._journal.record(
-            "stream.resumed",
-            model_id=lease.model_id,
-            instance_id=lease.instance_id,
-            reason=cause,
-            way=way,
-            pause_s=round(pause_s, 3),
-            n_computed=n_computed,
-        )
+        self._outcomes.resumed(lease, cause=cause, way=way, pause_s=pause_s, n_computed=n_computed)
 
     def report(self, lease: Lease, usage: Usage) -> None:
         """What an exchange under `lease` did."""
-        if instance := self._instances.get(lease.instance_id):
-            instance.served(usage)
-            if lease.plan is not None and self._book.running(instance.instance_id) == 1:
-                self._learn(lease.plan, usage)
+        self._outcomes.report(lease, usage)
 
     async def load(
         self, model_id: ModelId, *, keep_alive_s: float | None = None, context: int | None = None
@@ -410,19 +396,12 @@ class Fleet:
         """The machine as last read; None before the first reading."""
         return self._machine.last
 
-    def _learn(self, plan: LaunchPlan, usage: Usage) -> None:
-        """Take a request that had its child to itself into the rates of the devices."""
-        served, hardware = self._catalogue.models.get(plan.model_id), self._machine.last
-        if hardware is None or served is None:
-            return
-        self._history.served(usage, hardware=hardware, model=served.info, plan=plan)
-
     # The loop's own.
 
     async def _look_forever(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             for action in await self._decided():
-                self._begin(action, tasks)
+                self._deeds.begin(action, tasks)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._until_next_look_s()):
                     await self._woken.wait()
@@ -434,171 +413,10 @@ class Fleet:
             profile = await self._machine.read(max_age_s=max_age_s)
             if profile is None:
                 return ()
-            actions = await self._planner.decided(partial(self._view, profile))
+            actions = await self._planner.decided(partial(self._sight.view, profile))
             if not actions:
                 return ()
         return actions
 
-    def _view(self, profile: HardwareProfile) -> View:
-        now_s = monotonic()
-        models, instances = self._leasing.processes().models, self.running()
-        demand = self._book.demand(now_s=now_s)
-        gone = {*demand, *(seen.model_id for seen in instances)}.difference(models)
-        return View(
-            models=models,
-            instances=instances,
-            demand=demand,
-            hardware=self._machine.last or profile,
-            engines=self._desired.engines,
-            rules=self._desired.rules,
-            settings=self._desired.settings,
-            learned=self._history.learned,
-            dry_runs=self._preflights.dry_runs,
-            contexts=self._wanted_contexts(),
-            yielded_s=dict(self._yielded_s),
-            settling=self._machine.settling(),
-            told=dict(self._told),
-            broken=self._catalogue.why_broken(gone) if gone else {},
-            moving=self.moving.models,
-            resting=self.moving.resting(now_s),
-            unmoved=dict(self.moving.unmoved),
-            on_trial=frozenset(new.engine.engine_id for new in self._desired.newcomers),
-        )
-
-    def _wanted_contexts(self) -> dict[ModelId, int]:
-        """What callers once asked for, where the policy keeps to it."""
-        ratchets = self._desired.settings.context_policy is ContextPolicy.RATCHET
-        return dict(self._contexts.contexts) if ratchets else {}
-
     def _until_next_look_s(self) -> float:
         return SAMPLE_S if self._machine.settling() else TICK_S
-
-    def _begin(self, action: Action, tasks: asyncio.TaskGroup) -> None:
-        match action:
-            case Start(plan) | Restart(_, plan) if plan.doubt is not None:
-                self._preflights.begin(plan, engine=self._engine(plan), tasks=tasks)
-            case Start():
-                self._start(action, tasks)
-            case Restart(instance_id, plan, reason, context):
-                self._preflights.forget(plan.model_id)
-                self._told.pop(plan.model_id, None)
-                instance = self._instances[instance_id]
-                instance.serves_context = context
-                instance.resume(plan, self._engine(plan), reason=reason)
-            case Stop(instance_id, reason, finishes=finishes):
-                drain_s = LONGEST_REPLY_S if finishes else self._desired.settings.finish_s
-                instance = self._instances[instance_id]
-                instance.stop(reason, action.departure, drain_s=drain_s)
-            case Yield(instance_id, reason):
-                instance = self._instances[instance_id]
-                self._yielded_s[instance.model_id] = monotonic()
-                instance.stop(reason, action.departure, drain_s=LONGEST_REPLY_S)
-            case Move(instance_id):
-                self.moving.begin(self._instances[instance_id], action)
-            case Allow(instance_id, context, reason):
-                self._allow(self._instances[instance_id], context, reason)
-            case Refuse():
-                self._refuse(action)
-
-    def _start(self, start: Start, tasks: asyncio.TaskGroup) -> None:
-        self._preflights.forget(start.plan.model_id)
-        plan = start.plan
-        self._yielded_s.pop(plan.model_id, None)
-        self._told.pop(plan.model_id, None)
-        served = self._leasing.processes().models[plan.model_id]
-        keep_alive_s = self._leasing.wishes.keep_alive_s(served)
-        self._launch(start, tasks, keep_alive_s=keep_alive_s)
-
-    def _launch(
-        self,
-        start: Start,
-        tasks: asyncio.TaskGroup,
-        *,
-        keep_alive_s: float,
-        trial: Trial | None = None,
-        engine: Engine | None = None,
-    ) -> Instance:
-        self._launched += 1
-        plan = start.plan
-        instance_id = InstanceId(f"i{self._launched}")
-        child_log = self._child_logs.open(plan.model_id, instance_id)
-        instance = Instance(
-            instance_id,
-            plan=plan,
-            engine=engine or self._engine(plan),
-            launch_key=start.launch_key,
-            keep_alive_s=keep_alive_s,
-            shop=self._shop,
-            child_log=child_log,
-            trial=trial,
-        )
-        instance.serves_context = start.context
-        self._instances[instance_id] = instance
-        self._journal.record(
-            "instance.planned",
-            model_id=plan.model_id,
-            instance_id=instance_id,
-            reason="; ".join((start.reason, *map(str, plan.reasons))),
-            backend=plan.backend,
-            n_gpu_layers=plan.n_gpu_layers,
-            n_ctx=plan.n_ctx,
-        )
-        for learned in learned_reasons(plan):
-            self._journal.record(
-                "plan.corrected", model_id=plan.model_id, instance_id=instance_id, reason=learned
-            )
-        self._history.began(instance_id, self._machine.last, self.running())
-        tasks.create_task(self._tend(instance, child_log), name=f"instance {instance_id}")
-        return instance
-
-    def _allow(self, instance: Instance, context: int, reason: str) -> None:
-        """Serve with what is loaded who asked for more, and say so."""
-        instance.serves_context = context
-        self._book.allow(instance.instance_id, context, now_s=monotonic())
-        facts = {"model_id": instance.model_id, "instance_id": instance.instance_id}
-        log.info("context.capped", reason=reason, n_ctx=context, **facts)
-        self._journal.record(
-            "context.capped",
-            model_id=instance.model_id,
-            instance_id=instance.instance_id,
-            reason=reason,
-            n_ctx=context,
-        )
-
-    def _engine(self, plan: LaunchPlan) -> Engine:
-        desired = self._desired
-        there = (*(desired.engines or ()), *(newcomer.engine for newcomer in desired.newcomers))
-        return next(engine for engine in there if engine.engine_id == plan.engine_id)
-
-    def _refuse(self, refusal: Refuse) -> None:
-        model_id, reason = refusal.model_id, refusal.reason
-        error = ModelUnavailable(
-            model_id=model_id,
-            reason=reason,
-            retry_after_s=refusal.retry_after_s,
-            log_tail=refusal.log_tail,
-        )
-        self._preflights.forget(model_id)
-        refused = self._book.refuse(model_id, error)
-        if not refused and (served := self._leasing.processes().models.get(model_id)):
-            self._told[model_id] = launch_key(served, self._desired.rules)
-        log.warning("model.refused", model_id=model_id, reason=reason, callers=refused)
-        self._journal.record("model.refused", model_id=model_id, reason=reason, callers=refused)
-
-    async def _tend(self, instance: Instance, child_log: ChildLog) -> None:
-        """Run one instance to its end, then forget it."""
-        try:
-            with child_log:
-                await instance.run()
-        finally:
-            del self._instances[instance.instance_id]
-            self._machine.ended(instance.observe())
-            self._forget_keep_alive(instance.model_id)
-            self.look()
-
-    def _forget_keep_alive(self, model_id: ModelId) -> None:
-        """What callers wished for ends with the instance, unless somebody already waits anew."""
-        if not self._leasing.of(model_id):
-            self.moving.forget(model_id)
-        if not self._leasing.of(model_id) and not self._book.waiting(model_id):
-            self._leasing.wishes.forget_keep_alive(model_id)

@@ -19,9 +19,10 @@ from planners.errors import PlanBug
 from planners.hardware import HardwareProfile
 from planners.instances.actions import Action
 from planners.instances.present import still_true
+from planners.launch_key import launch_key
 from planners.layout.outlook import Outlook, Surroundings, outlook, outlooks
 from planners.model import ModelId, ServedModel
-from planners.reconcile import awaits_launch, launch_key, reconcile
+from planners.reconcile import awaits_launch, reconcile
 from planners.view import View
 from supervisor.errors import SupervisorError
 from supervisor.leases.lease import Stopping

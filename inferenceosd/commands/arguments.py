@@ -6,9 +6,10 @@ import click
 
 from inferenceosd.commands.admin_client import fail
 from planners.durations import BadDuration, parse_duration
-from planners.sizes import BadSize, parse_size
+from planners.sizes import MIB, BadSize, parse_size
 
 ALL = -1  # of a Size
+LEAST_BARE_BYTES = MIB  # nobody makes room for so few bytes: a unit was forgotten
 NAME_BYTES = 2048  # escaped for an address, still within the 8 KiB that the daemon reads
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
@@ -32,7 +33,7 @@ class Duration(click.ParamType[float]):
 
 
 class Size(click.ParamType[int]):
-    """Bytes as 6GiB, or `all`, which is ALL."""
+    """Bytes as 6GiB, or `all`, which is ALL. A small number without a unit is meant otherwise."""
 
     name = "size"
 
@@ -47,6 +48,8 @@ class Size(click.ParamType[int]):
             n_bytes = 0
         if n_bytes <= 0:
             self.fail(f"{value!r} is no size such as 6GiB, and not all", param, ctx)
+        if n_bytes < LEAST_BARE_BYTES and str(value).strip().isdecimal():
+            self.fail(f"{value} without a unit is {value} bytes; write {value}GiB or the like")
         return n_bytes
 
 

@@ -13,7 +13,7 @@ from inferenceosd.commands.client_port import ClientPort
 from inferenceosd.commands.progress import Tell
 from planners.modelfile import BadModelfile, Modelfile, read_modelfile
 from proxy.admin.shelf import PullLine
-from proxy.ollama.options import OPTIONS
+from proxy.prompt.options import OPTIONS
 from supervisor.printable import printable
 
 MAX_MODELFILE_BYTES = 4 << 20  # four times what a store keeps of a model's texts

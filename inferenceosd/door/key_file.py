@@ -34,11 +34,17 @@ class KeyFileRefused(Exception):
 
 
 class UnknownKey(Exception):
-    """No key has that id."""
+    """No key has that id; some may have that name."""
 
-    def __init__(self, key_id: str) -> None:
-        self.key_id = key_id
-        super().__init__(f"there is no API key {key_id!r}; inferenceosctl key list has all")
+    def __init__(self, key_id: str, named: tuple[str, ...] = ()) -> None:
+        """`named`: the ids of those that are called so."""
+        self.key_id, self.named = key_id, named
+        if named:
+            ids = ", ".join(named)
+            told = f"a key is revoked by its id, not its name; of {key_id!r} that is: {ids}"
+        else:
+            told = f"there is no API key {key_id!r}; inferenceosctl key list has all"
+        super().__init__(told)
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -90,7 +96,8 @@ def revoke_key(path: str, key_id: str) -> tuple[ApiKey, int]:
         keys = read_keys(path) or ()
         gone = next((key for key in keys if key.key_id == key_id), None)
         if gone is None:
-            raise UnknownKey(key_id)
+            named = tuple(key.key_id for key in keys if key.name == key_id)
+            raise UnknownKey(key_id, named)
         left = tuple(key for key in keys if key is not gone)
         _write(path, left)
     return gone, len(left)

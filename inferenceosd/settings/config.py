@@ -236,34 +236,47 @@ def _assembled(
         keys_path=values.get(server_keys.SERVER_KEYS),
         management=Management(values.get(server_keys.SERVER_MANAGE)),
         tls=_tls(values, settings),
-        crowd=CrowdLimits(
-            in_all=values.get(server_keys.SERVER_MAX_CONNECTIONS),
-            per_address=values.get(server_keys.SERVER_MAX_PER_ADDRESS),
-        ),
+        crowd=_crowd(values),
         stall_s=values.get(server_keys.SERVER_STALL_TIMEOUT),
         admin_socket=values.get(keys.ADMIN_SOCKET) or os.path.join(runtime_dir, "admin.sock"),
         state_dir=state_dir,
         runtime_dir=runtime_dir,
         model_dirs=(own_model_dir(state_dir),) if dirs is None else dirs,
-        places=tuple(
-            place
-            for program in values.get(keys.MODELS_FIND)
-            for place in places_of(
-                Program(program), environ, home=platform.home, system=platform.system
-            )
-        ),
+        places=_places(values, environ, platform),
         model_defaults=_model_settings(Values({}), values),
         models=tuple(_model_rule(model, values) for model in values.get(keys.MODELS)),
         placement=_placement(values),
         fleet=_fleet(values),
-        backends=tuple(
-            Backend(name, table.get(table_keys.BACKEND_PATH), table.get(table_keys.BACKEND_ENV))
-            for name, table in values.get(keys.BACKENDS)
-        ),
+        backends=_backends(values),
         log=LogSettings(values.get(keys.LOG_FORMAT), values.get(keys.LOG_LEVEL)),
         ollama_version=values.get(keys.OLLAMA_VERSION),
         warnings=warnings,
         beside_file=_beside_file(settings, file),
+    )
+
+
+def _crowd(values: Values) -> CrowdLimits:
+    return CrowdLimits(
+        in_all=values.get(server_keys.SERVER_MAX_CONNECTIONS),
+        per_address=values.get(server_keys.SERVER_MAX_PER_ADDRESS),
+    )
+
+
+def _places(values: Values, environ: Mapping[str, str], platform: Platform) -> tuple[Place, ...]:
+    """Where programs that are looked for keep their models."""
+    return tuple(
+        place
+        for program in values.get(keys.MODELS_FIND)
+        for place in places_of(
+            Program(program), environ, home=platform.home, system=platform.system
+        )
+    )
+
+
+def _backends(values: Values) -> tuple[Backend, ...]:
+    return tuple(
+        Backend(name, table.get(table_keys.BACKEND_PATH), table.get(table_keys.BACKEND_ENV))
+        for name, table in values.get(keys.BACKENDS)
     )
 
 

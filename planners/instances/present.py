@@ -6,9 +6,11 @@ An action that is dropped costs nothing: the next look decides anew.
 from collections.abc import Sequence
 
 from planners.instances.actions import Action, Allow, Move, Refuse, Restart, Start, Stop, Yield
+from planners.instances.launches import wanted
+from planners.instances.stops import why_moved, why_stop
+from planners.launch_key import launch_key
 from planners.model import ModelId
 from planners.plan import InstanceId, LaunchPlan
-from planners.reconcile import launch_key, wanted, why_moved, why_stop
 from planners.view import InstanceState, View
 from planners.waiting.turns import evictable, is_pinned
 

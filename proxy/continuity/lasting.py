@@ -7,7 +7,7 @@
 What was read here counts as delivered. It knows neither dialects nor models.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from time import monotonic
 from typing import Protocol
 
@@ -150,10 +150,30 @@ class Lasting(UpstreamResponse):
         is_alike = await self._successor.take()
         ids = await self._ids(asked, told)
         n_sent = await self._sent_tokens(asked, told, ids)
+        ways = self._ways(asked, told, ids, n_sent, is_alike=is_alike)
+        for way, due, is_last in ways:
+            has_more = False
+            try:
+                async for events in self._by_a_way(way, asked, told, n_sent, due_tokens=due):
+                    has_more = True
+                    yield events
+                return
+            except Diverged:
+                # As a prompt that was found cached rounds otherwise. The caller saw none of it.
+                if has_more or is_last:
+                    raise
+
+    def _ways(
+        self, asked: Asked, told: Told, ids: tuple[int, ...], n_sent: int, *, is_alike: bool
+    ) -> Iterator[tuple[Way, int | None, bool]]:
+        """Ways to try, one after the other: tokens due on each, and whether it is the last.
+
+        Raises _NoWay where the last one would come to the same again.
+        """
         *attempts, last = _attempts(is_alike=is_alike, is_restored=self._successor.is_restored)
         has_replayed = False
         for keeps_math, is_restored in (*attempts, last):
-            has_more = False
+            is_last = (keeps_math, is_restored) == last
             way = way_on(
                 asked,
                 told,
@@ -162,21 +182,13 @@ class Lasting(UpstreamResponse):
                 sent_tokens=n_sent,
                 ids=ids if is_restored else (),
             )
-            if isinstance(way, Replay) and has_replayed:  # it would come to the same again
-                if (keeps_math, is_restored) == last:
+            if isinstance(way, Replay) and has_replayed:
+                if is_last:
                     raise _NoWay(way.otherwise)
                 continue
             has_replayed = has_replayed or isinstance(way, Replay)
             due = len(ids) if keeps_math and is_restored and isinstance(way, Continue) else None
-            try:
-                async for events in self._by_a_way(way, asked, told, n_sent, due_tokens=due):
-                    has_more = True
-                    yield events
-                return
-            except Diverged:
-                # As a prompt that was found cached rounds otherwise. The caller saw none of it.
-                if has_more or (keeps_math, is_restored) == last:
-                    raise
+            yield way, due, is_last
 
     async def _ids(self, asked: Asked, told: Told) -> tuple[int, ...]:
         """The prompt and what was delivered as the slot has them; () where it does not tell."""

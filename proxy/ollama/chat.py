@@ -14,7 +14,6 @@ from proxy.errors import BadRequest
 from proxy.exchange import Exchange
 from proxy.forward import Check, Hear, Order, converse, whole_reply
 from proxy.ollama.answering import Answering, ContextOf
-from proxy.ollama.options import Options
 from proxy.ollama.replies import EMPTY, Writer, json_string
 from proxy.ollama.requests import (
     Common,
@@ -25,6 +24,7 @@ from proxy.ollama.requests import (
     read_generate,
 )
 from proxy.prompt.length import RENDERED, Bound, Infill, Prompt, rendered, token_ids
+from proxy.prompt.options import Options
 from proxy.prompt.truncation import shortened_chat, shortened_text
 from supervisor.leases.lease import Lease
 

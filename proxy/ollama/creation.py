@@ -12,9 +12,9 @@ from proxy.errors import BadOption, BadRequest
 from proxy.exchange import Exchange
 from proxy.ollama.fields import Fields, read_object
 from proxy.ollama.management import named
-from proxy.ollama.options import OPTIONS, read_options
 from proxy.ollama.progress import tell
 from proxy.ollama.store_errors import valid_name
+from proxy.prompt.options import OPTIONS, read_options
 from supervisor.store.digests import BadDigest, Digest, parse_digest
 from supervisor.store.recipes import Creation
 

@@ -1,6 +1,5 @@
 """POST /api/embed and its old form POST /api/embeddings."""
 
-import math
 from collections.abc import Sequence
 from time import monotonic
 
@@ -14,10 +13,11 @@ from proxy.errors import BadRequest, PromptTooLong
 from proxy.exchange import Exchange
 from proxy.forward import Order, converse, whole_reply
 from proxy.ollama.fields import read_object
-from proxy.ollama.options import read_options
 from proxy.prompt.count import check_count
 from proxy.prompt.length import Bound, Prompt, bounds_of, located
+from proxy.prompt.options import read_options
 from proxy.prompt.truncation import shortened_inputs
+from proxy.vectors import unit_vector
 from supervisor.leases.lease import Lease
 
 
@@ -106,13 +106,6 @@ async def embeddings(door: Door, exchange: Exchange) -> None:
         wish = _Wish(model, name, [prompt], keep_alive_s, n_ctx, truncates)
         embedded = await _embedded(door, exchange, wish)
         return await exchange.reply_json({"embedding": embedded.vectors[0]})
-
-
-def unit_vector(vector: Sequence[float], dimensions: int = 0) -> list[float]:
-    """The vector with length 1, cut to its first `dimensions` where that is fewer than it has."""
-    cut = vector[:dimensions] if 0 < dimensions < len(vector) else vector
-    length = math.sqrt(math.fsum(x * x for x in cut))
-    return [x / length for x in cut] if length > 0 else list(cut)
 
 
 async def _body(door: Door, exchange: Exchange) -> bytes:

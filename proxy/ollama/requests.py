@@ -11,8 +11,8 @@ from planners.templates.conversation import Said, Template, infill, prompt, read
 from planners.templates.go_nodes import BadTemplate
 from proxy.errors import BadOption, BadRequest
 from proxy.ollama.fields import Fields, WrongType, read_object
-from proxy.ollama.options import Options, read_options, sampling_of
 from proxy.prompt.maker import before, history
+from proxy.prompt.options import Options, read_options, sampling_of
 
 THINK_LEVELS = ("high", "medium", "low", "max")
 

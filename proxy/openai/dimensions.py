@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from proxy.forward import understood
-from proxy.ollama.embed import unit_vector
+from proxy.vectors import unit_vector
 
 AS_NUMBERS = b'"encoding_format":"float"'
 """What the child is told, whatever the caller wants."""

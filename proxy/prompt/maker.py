@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from planners.recipe import Recipe
-from proxy.ollama.options import members_of, read_options, sampling_of
+from proxy.prompt.options import members_of, read_options, sampling_of
 
 OPENAIS_DEFAULTS = {"temperature": 1.0, "top_p": 1.0}
 """What Ollama asks for under /v1 where a request is silent, whatever the model's maker says."""

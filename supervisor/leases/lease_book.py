@@ -7,187 +7,17 @@ leave, refuse, close: a waiter is out of the line, or is told why it will not be
 
 import asyncio
 from collections.abc import Mapping
-from heapq import heapify, heappop, heappush
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from planners.model import ModelId
-from planners.plan import InstanceId, LaunchPlan
+from planners.plan import InstanceId
 from planners.view import Demand, InLine, LineSeen
 from planners.waiting.line import Line, Priority, retry_after_s
+from supervisor.leases.desk import Desk, Opening, Waiter
 from supervisor.leases.lease import RETRY_AFTER_S, Lease, LeaseError, LineFull, Stopping
 
-HEIRS_S = 60.0  # a reply that is to go on is in line long before; who has not come by then left
-QUESTIONS = 8  # at once beside the slots: each takes a connection, and a thread of the child
 HELD_WEIGHT = 0.2  # of the newest request in the moving average of how long slots are held
-
-
-class Opening(Struct, frozen=True):
-    """A ready child's slots, as its instance offers them."""
-
-    instance_id: InstanceId
-    model_id: ModelId
-    socket_path: str
-    n_slots: int
-    context: int
-    embedding: bool
-    serves: int = 0
-    """The context that callers may ask for though `context` is less: more was not to be had."""
-    plan: LaunchPlan | None = None
-    heirs: tuple["Heir", ...] = ()
-    """Who finds what another child knew of it."""
-
-
-class Heir(Struct, frozen=True):
-    """The slot in which the cache of another child's slot was restored."""
-
-    instance_id: InstanceId
-    slot: int
-    """There."""
-    to_slot: int
-    """Here."""
-    n_tokens: int
-    ids: tuple[int, ...] = ()
-    """These tokens, where they are known."""
-
-
-class Waiter(Struct, eq=False):
-    """One caller in line. `granted` gets the lease, or the LeaseError that ends the wait."""
-
-    model_id: ModelId
-    caller: str
-    asked_at_s: float
-    granted: asyncio.Future[Lease]
-    priority: Priority = Priority.NORMAL
-    context: int = 0
-    """Tokens that it needs; 0 is whatever there is."""
-    is_exact: bool = False
-    """Whether more than `context` will not do either."""
-    takes_slot: bool = True
-    """False for a question that the child answers beside its slots."""
-    can_pause: bool = True
-    after: Lease | None = None
-    """The lease that it had on a child which made way for this one."""
-
-
-class _Desk(Struct):
-    """One open instance: who holds which slot."""
-
-    opening: Opening
-    free: list[int]
-    """A heap: the lowest slot is granted first."""
-    opened_s: float
-    idle_since_s: float | None
-    held: dict[int, Lease] = field(default_factory=dict)
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while no lease is held."""
-    busy: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while one is."""
-    departures: int = 0
-    closed: asyncio.Event = field(default_factory=asyncio.Event)
-    heirs: dict[tuple[InstanceId, int], Heir] = field(default_factory=dict)
-    """Those who have not come yet, by the lease they had."""
-
-    def __post_init__(self) -> None:
-        self.idle.set()
-        self.heirs.update({(heir.instance_id, heir.slot): heir for heir in self.opening.heirs})
-
-    def admits(self, context: int, is_exact: bool) -> bool:
-        """Whether its context is what a caller may have who asks for `context`."""
-        offered = (self.opening.context, self.opening.serves)
-        if not context or context in offered:
-            return True
-        return not is_exact and context <= max(offered)
-
-    def serves(self, waiter: Waiter) -> bool:
-        """The same of a waiter."""
-        return self.admits(waiter.context, waiter.is_exact)
-
-    def has_place(self, *, takes_slot: bool) -> bool:
-        """Whether one more can be served now."""
-        if takes_slot:
-            return bool(self.free)
-        return sum(slot < 0 for slot in self.held) < QUESTIONS
-
-    def can_serve(self, waiter: Waiter) -> bool:
-        """Whether the waiter could be served now."""
-        return self.has_place(takes_slot=waiter.takes_slot) and self.serves(waiter)
-
-    def is_heir(self, waiter: Waiter) -> bool:
-        """Whether its cache is here, and its slot free."""
-        after = waiter.after
-        heir = self.heirs.get((after.instance_id, after.slot)) if after is not None else None
-        return heir is not None and heir.to_slot in self.free
-
-    def take(
-        self,
-        *,
-        now_s: float,
-        waited_s: float,
-        takes_slot: bool,
-        can_pause: bool = True,
-        after: Lease | None = None,
-    ) -> Lease:
-        """A lease on its heir's slot, on the lowest free one, or on none where none is needed."""
-        # Held all the same: a child is not stopped while it is asked something.
-        heir = None
-        if self.heirs and now_s - self.opened_s > HEIRS_S:
-            self.heirs.clear()
-        if not takes_slot:
-            slot = min((0, *self.held)) - 1
-        elif self.heirs:
-            slot, heir = self._inherited(after)
-        else:
-            slot = heappop(self.free)
-        opening = self.opening
-        lease = self.held[slot] = Lease(
-            opening.instance_id,
-            opening.model_id,
-            slot,
-            opening.socket_path,
-            opening.context,
-            opening.embedding,
-            waited_s,
-            now_s,
-            opening.plan,
-            can_pause,
-            heir.n_tokens if heir is not None else 0,
-            heir.ids if heir is not None else (),
-        )
-        if self.idle_since_s is not None:
-            self.idle_since_s = None
-            self.idle.clear()
-            self.busy.set()
-        return lease
-
-    def _inherited(self, after: Lease | None) -> tuple[int, Heir | None]:
-        """The slot for whoever comes while heirs are awaited, and whose heir it is."""
-        heir = self.heirs.pop((after.instance_id, after.slot), None) if after is not None else None
-        if heir is not None and heir.to_slot in self.free:
-            slot = heir.to_slot
-        else:
-            heir = None
-            kept = {heir.to_slot for heir in self.heirs.values()}
-            slot = min(self.free, key=lambda slot: (slot in kept, slot))
-            self.heirs = {key: h for key, h in self.heirs.items() if h.to_slot != slot}
-        self.free.remove(slot)
-        heapify(self.free)
-        return slot, heir
-
-    def put_back(self, lease: Lease, *, now_s: float) -> bool:
-        """Free the slot of a lease; False where that lease does not hold it any more."""
-        # By identity: a restarted instance keeps its id, and the slot may be another caller's now.
-        if self.held.get(lease.slot) is not lease:
-            return False
-        del self.held[lease.slot]
-        if lease.slot >= 0:
-            heappush(self.free, lease.slot)
-        if not self.held:
-            self.idle_since_s = now_s
-            self.idle.set()
-            self.busy.clear()
-        return True
 
 
 class LeaseBook:
@@ -195,8 +25,8 @@ class LeaseBook:
 
     def __init__(self, *, max_waiting: int) -> None:
         self.max_waiting = max_waiting
-        self._desks: dict[InstanceId, _Desk] = {}
-        self._serving: dict[ModelId, _Desk] = {}
+        self._desks: dict[InstanceId, Desk] = {}
+        self._serving: dict[ModelId, Desk] = {}
         self._lines: dict[ModelId, Line[Waiter]] = {}
         """None of them is empty."""
         self._held_s: dict[ModelId, float] = {}
@@ -305,13 +135,13 @@ class LeaseBook:
     def open(self, opening: Opening, *, now_s: float) -> None:
         """Offer a ready child's slots; the model's line moves at once."""
         slots = list(range(opening.n_slots))
-        desk = _Desk(opening, slots, opened_s=now_s, idle_since_s=now_s)
+        desk = Desk(opening, slots, opened_s=now_s, idle_since_s=now_s)
         self._desks[opening.instance_id] = self._serving[opening.model_id] = desk
         if opening.heirs:
             self._grant_heirs(desk, now_s=now_s)
         self._grant(opening.model_id, now_s=now_s)
 
-    def _grant_heirs(self, desk: _Desk, *, now_s: float) -> None:
+    def _grant_heirs(self, desk: Desk, *, now_s: float) -> None:
         """Whose reply was begun goes before who has none yet, and to the slot that knows it."""
         line = self._lines.get(desk.opening.model_id, Line[Waiter]())
         for waiter in [waiter for waiter in line if desk.is_heir(waiter)]:
@@ -459,7 +289,7 @@ class LeaseBook:
         if line is not None and not line:
             del self._lines[model_id]
 
-    def _give(self, desk: _Desk, waiter: Waiter, *, now_s: float) -> None:
+    def _give(self, desk: Desk, waiter: Waiter, *, now_s: float) -> None:
         if waiter.granted.done():
             return
         lease = desk.take(

@@ -16,6 +16,7 @@ from planners.settings import ContextPolicy
 from planners.waiting.line import Priority, lower
 from supervisor.desired import Desired
 from supervisor.instance import Instance
+from supervisor.leases.desk import Waiter
 from supervisor.leases.lease import Lease, ModelUnavailable, WaitTimedOut
 from supervisor.leases.lease_book import LeaseBook
 from supervisor.leases.wishes import Wishes
@@ -140,8 +141,7 @@ class Leasing:
             self._remember_keep_alive(model_id, wish.keep_alive_s)
         context = self._wanted_context(model_id, wish.context)
         is_exact = settings.context_policy is ContextPolicy.CLIENT
-        now_s = monotonic()
-        takes_slot = wish.takes_slot
+        now_s, takes_slot = monotonic(), wish.takes_slot
         at_once = self._book.take(
             model_id,
             now_s=now_s,
@@ -166,15 +166,20 @@ class Leasing:
         )
         if self._book.lacks(model_id):
             self._look()  # else a slot comes free by itself
+        return await self._in_line(waiter, wait_s=settings.wait_s)
+
+    async def _in_line(self, waiter: Waiter, *, wait_s: float) -> Lease:
+        """What it is granted within `wait_s`; whoever leaves, and why, is in no line."""
         granted = False
         try:
-            async with asyncio.timeout(settings.wait_s):
+            async with asyncio.timeout(wait_s):
                 lease = await asyncio.shield(waiter.granted)
             granted = True
         except TimeoutError as exc:
+            model_id = waiter.model_id
             raise WaitTimedOut(
                 model_id=model_id,
-                waited_s=settings.wait_s,
+                waited_s=wait_s,
                 place=self._book.place(waiter),
                 waiting=self._book.waiting(model_id),
                 retry_after_s=self._book.retry_after_s(model_id),

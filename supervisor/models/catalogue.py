@@ -50,6 +50,8 @@ EMPTY = Listing(models={}, names={}, broken=())
 
 log = structlog.get_logger(__name__)
 
+_Named = tuple[ModelRule, ModelFile | BrokenFile]
+
 
 class Catalogue:
     """Models by name. `scan` looks for changes; between scans nothing here changes."""
@@ -182,6 +184,13 @@ class _Library:
 
     def listing(self, offer: Offer) -> Listing:
         """What is on offer now. Blocking. Raises CannotLook."""
+        files = self._files(offer)
+        if self._last is None or self._last[0] is not offer or self._last[1] != files:
+            self._last = (offer, files, listed(offer, files))
+        return self._last[2]
+
+    def _files(self, offer: Offer) -> Files:
+        """Whatever may be a model, swept and read; what was read before is not read again."""
         stores = _stores(offer)
         found = sweep(offer.dirs, but_for=inner_folders(stores))
         self._swept = _with_unseen(found, self._swept, dirs=offer.dirs)
@@ -190,19 +199,11 @@ class _Library:
         seen = _with_unseen(others.sweep, self._elsewhere, dirs=folders)
         self._elsewhere = _but_for(seen, self._swept)
         lent = tuple(folder for folder in others.stores if is_store(folder))
-        named = tuple(
-            (rule, self._file_at(rule.path, rule.name))
-            for rule in offer.rules
-            if rule.path is not None
-        )
+        named = self._by_rules(offer)
         in_stores = self._shelf.look((*stores, *lent))
         stored = tuple(one for one in in_stores if isinstance(one, StoredModel))
-        wanted = [*self._swept, *self._elsewhere, *_files_of(stored)]
-        wanted += [*(file for _, file in named if isinstance(file, ModelFile))]
-        beside = (self._file_at(path, path) for path in offer.read_companions())
-        wanted += [file for file in beside if isinstance(file, ModelFile)]
-        self._known = {file.path: self._read(file) for file in wanted}
-        files = Files(
+        self._read_all(offer, named, stored)
+        return Files(
             found=self._swept,
             named=named,
             infos={path: read.info for path, read in self._known.items()},
@@ -216,9 +217,24 @@ class _Library:
             elsewhere=self._elsewhere,
             lent=frozenset(lent),
         )
-        if self._last is None or self._last[0] is not offer or self._last[1] != files:
-            self._last = (offer, files, listed(offer, files))
-        return self._last[2]
+
+    def _by_rules(self, offer: Offer) -> tuple[_Named, ...]:
+        """Files that the operator's rules name."""
+        return tuple(
+            (rule, self._file_at(rule.path, rule.name))
+            for rule in offer.rules
+            if rule.path is not None
+        )
+
+    def _read_all(
+        self, offer: Offer, named: Sequence[_Named], stored: Sequence[StoredModel]
+    ) -> None:
+        """Know the header of each file, those of companions too, and of no others."""
+        wanted = [*self._swept, *self._elsewhere, *_files_of(stored)]
+        wanted += [file for _, file in named if isinstance(file, ModelFile)]
+        beside = (self._file_at(path, path) for path in offer.read_companions())
+        wanted += [file for file in beside if isinstance(file, ModelFile)]
+        self._known = {file.path: self._read(file) for file in wanted}
 
     def _file_at(self, path: str, name: str) -> ModelFile | BrokenFile:
         try:

@@ -21,13 +21,14 @@ from planners.moving.changes import rest_s
 from planners.plan import LaunchPlan
 from planners.view import Observed
 from supervisor.desired import Desired
-from supervisor.instance import Instance, Shop, Trial
+from supervisor.instance import Instance, Trial
 from supervisor.leases.lease import Lease
 from supervisor.machine import Machine
 from supervisor.moving.carrying import Migrations
 from supervisor.moving.move import Moved, MoveFailed, MoveSeen, Stage
 from supervisor.moving.slots import SlotShelf
 from supervisor.planner import Planner
+from supervisor.shop import Shop
 
 log = structlog.get_logger(__name__)
 

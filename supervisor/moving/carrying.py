@@ -10,7 +10,7 @@ proxy.continuity's.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from time import monotonic
 
@@ -22,20 +22,16 @@ from planners.instances.actions import Departure
 from planners.model import ModelId
 from planners.moving.migration import (
     MigrationPlan,
-    Occupied,
     Order,
-    SlotMove,
     Way,
     plan_migration,
-    shape_of,
 )
-from planners.moving.slot_file import SlotFileError, slot_file_bytes, slot_memory
 from planners.plan import DeviceBytes, LaunchPlan, Shortfall
 from supervisor.children.launch import Launch
-from supervisor.children.llama import client_of, slots_seen
 from supervisor.instance import Instance, Trial
+from supervisor.leases.desk import Heir
 from supervisor.leases.lease import Lease
-from supervisor.leases.lease_book import Heir
+from supervisor.moving.cargo import Cargo
 from supervisor.moving.move import (
     Moved,
     MoveFailed,
@@ -45,14 +41,10 @@ from supervisor.moving.move import (
     slots_told,
     streams_told,
 )
-from supervisor.moving.slots import SavedSlot, SlotDoor, SlotError
 from supervisor.race import found_first
 
-ANSWER_S = 5.0  # /slots waits for the decode step that runs
-SLOT_S = 60.0  # for one slot's file to be written or read
 ROOM_S = 3.0  # for the memory of what was stopped to come back; then the launch itself shows
 ROOM_LOOK_S = 0.1  # cadence of looking
-WRITTEN_MEANWHILE = 1024  # tokens between the look at a slot and its file
 MOST_REMEMBERED = 4096  # sockets of children that made way
 
 log = structlog.get_logger(__name__)
@@ -147,15 +139,10 @@ class _Move:
         self._order: Order | None = None
         self._began_s = monotonic()
         self._free: Mapping[DeviceId, int] = {}
-        self._n_stream: int | None = None
-        self._running_slots: frozenset[int] = frozenset()  # as it was cut
-        self._n_restored = 0
         self._is_cut = False
         self._lasting = source  # whoever runs on in the end
         self._end_told: _EndTold | None = None
-        self._saved: dict[int, tuple[SlotMove, SavedSlot]] = {}
-        self._ids: dict[int, tuple[int, ...]] = {}
-        self._bytes = 0
+        self._cargo = Cargo(stage, source, wanted, lost=self._note_lost)
 
     def seen(self) -> MoveSeen:
         """It, as it is now."""
@@ -178,7 +165,7 @@ class _Move:
             "migration.begun",
             reason="; ".join((self._reason, *plan.reasons)),
             order=plan.order.value,
-            streams=sum(slot.is_running for slot in await self._occupied()),
+            streams=sum(slot.is_running for slot in await self._cargo.occupied()),
             plan=self._wanted.digest,
         )
         if plan.order is Order.MAKE_BEFORE_BREAK:
@@ -189,13 +176,7 @@ class _Move:
 
     def remove_files(self) -> None:
         """What was saved is in the target, or of no use any more."""
-        folders = {self._source.slot_dir}
-        for _, saved in self._saved.values():
-            self._stage.shelf.remove(saved)
-            folders.add(saved.path.parent)
-        for folder in folders - {self._lasting.slot_dir}:
-            with suppress(OSError):  # gone with its child
-                folder.rmdir()
+        self._cargo.remove_files(lasting=self._lasting.slot_dir)
 
     # the two orders
 
@@ -208,7 +189,7 @@ class _Move:
             return
         why = target.why_ended_for_good()
         if self._is_cut and self._source.is_serving:
-            self._source.reopen(self._own_heirs())
+            self._source.reopen(self._cargo.own_heirs())
         raise self._failed(why)
 
     async def _break_before_make(self) -> None:
@@ -243,7 +224,7 @@ class _Move:
 
     def _give_up_if_unwanted(self) -> None:
         """Raises MoveFailed where the model is to end, and nobody waits for the rest of a reply."""
-        if self._end_told is not None and not self._running_slots:
+        if self._end_told is not None and not self._cargo.running_slots:
             raise self._failed(self._end_told.reason)
 
     def _end_as_told(self) -> None:
@@ -263,7 +244,7 @@ class _Move:
     def _predicted(self) -> tuple[DeviceBytes, ...]:
         return self._wanted.predicted
 
-    # what becomes of the slots
+    # before and between them
 
     async def _planned(self) -> MigrationPlan | Shortfall:
         served = self._stage.served(self._model_id)
@@ -274,37 +255,13 @@ class _Move:
             running=self._running,
             wanted=self._wanted,
             info=served.info,
-            occupied=await self._occupied(),
+            occupied=await self._cargo.occupied(),
             free=self._free,
             shared=_shared(self._running, self._wanted),
         )
         if isinstance(plan, MigrationPlan):
-            self._n_stream = plan.carriage.n_stream
+            self._cargo.n_stream = plan.carriage.n_stream
         return plan
-
-    async def _occupied(self) -> tuple[Occupied, ...]:
-        """Slots with something in them, as far as the child tells."""
-        held = {lease.slot: lease for lease in self._held()}
-        told = await self._tokens()
-        return tuple(
-            Occupied(
-                slot=slot,
-                n_tokens=told.get(slot, 0),
-                is_running=slot in held,
-                can_pause=held[slot].can_pause if slot in held else True,
-            )
-            for slot in sorted({*held, *(slot for slot, n in told.items() if n)})
-        )
-
-    async def _tokens(self) -> dict[int, int]:
-        """Tokens in each slot's cache; {} where the child does not tell in time."""
-        async with client_of(self._source.socket_path, timeout_s=ANSWER_S) as client:
-            return dict(await slots_seen(client, restored=self._source.restored_tokens))
-
-    def _held(self) -> tuple[Lease, ...]:
-        """Leases that have a slot."""
-        leases = self._stage.book.held(self._source.instance_id)
-        return tuple(lease for lease in leases if lease.slot >= 0)
 
     async def _cut(self) -> None:
         """From here on nothing runs on the source; what it knew is in files."""
@@ -316,46 +273,20 @@ class _Move:
         # That it does not fit was said before; here it is the slots that count.
         moves = plan.slots if isinstance(plan, MigrationPlan) else ()
         await self._end([m.slot for m in moves if m.way is Way.FINISHED])
-        self._running_slots = frozenset(lease.slot for lease in self._held())
+        self._cargo.running_slots = frozenset(lease.slot for lease in self._cargo.held())
         self._leave(source.socket_path, f"it moved: {self._reason}")
         self._stage.park(source.socket_path)
         book.close(source.instance_id)
-        await self._save([m for m in moves if m.way is Way.RESTORED and m.to_slot is not None])
+        kept = [m for m in moves if m.way is Way.RESTORED and m.to_slot is not None]
+        await self._cargo.save(kept)
 
     async def _end(self, slots: list[int]) -> None:
         """Lets replies end by themselves, for fleet.finish_timeout at most."""
-        leases = [lease for lease in self._held() if lease.slot in slots]
+        leases = [lease for lease in self._cargo.held() if lease.slot in slots]
         with suppress(TimeoutError):
             async with asyncio.timeout(self._stage.settings().finish_s):
                 for lease in leases:
                     await self._stage.book.until_back(lease)
-
-    async def _save(self, moves: list[SlotMove]) -> None:
-        served = self._stage.served(self._model_id)
-        if served is None or not moves:
-            return
-        shape, context = shape_of(self._running), self._running.context
-        seen = await self._tokens()
-        if not seen:  # it hangs, or is gone: what it knew is computed again
-            self._note_lost("the process that ran does not answer")
-            return
-        async with client_of(self._source.socket_path, timeout_s=None) as client:
-            door = SlotDoor(client, self._source.slot_dir)
-            for move in moves:
-                n_tokens = min(context, seen.get(move.slot, context) + WRITTEN_MEANWHILE)
-                expected = slot_file_bytes(served.info, shape, n_tokens=n_tokens)
-                try:
-                    saved = await self._stage.shelf.save(
-                        door, move.slot, expected_bytes=expected, within_s=SLOT_S
-                    )
-                except (SlotError, OSError) as exc:
-                    self._note_lost(exc)
-                    continue
-                self._saved[move.slot] = move, saved
-                self._bytes += saved.n_bytes
-                if move.slot in self._running_slots:
-                    with suppress(SlotFileError, OSError):  # its text is read as it stands then
-                        self._ids[move.slot] = await self._stage.shelf.ids(saved)
 
     async def _taken_over(self, launch: Launch) -> tuple[Heir, ...]:
         """The target has loaded beside the source: the cut, and what comes along."""
@@ -366,50 +297,7 @@ class _Move:
     async def _restored(self, launch: Launch) -> tuple[Heir, ...]:
         """What a child of `launch` took over."""
         self._step = Step.RESTORING if self._step is not Step.RETURNING else self._step
-        heirs = []
-        async with client_of(launch.socket_path, timeout_s=None) as client:
-            door = SlotDoor(client, launch.slot_dir)
-            for slot, (move, saved) in tuple(self._saved.items()):
-                to_slot = move.to_slot if launch.plan is self._wanted else slot
-                if to_slot is None:
-                    continue
-                try:
-                    saved = await self._fitting(saved, launch)
-                    self._saved[slot] = move, saved
-                    await self._stage.shelf.restore(door, to_slot, saved, within_s=SLOT_S)
-                except (SlotError, SlotFileError, OSError) as exc:
-                    self._note_lost(exc)
-                    continue
-                launch.restored_tokens[to_slot] = saved.n_tokens
-                heirs.append(self._heir(slot, to_slot, saved))
-        self._n_restored = len(heirs)
-        return self._awaited(heirs)
-
-    async def _fitting(self, saved: SavedSlot, launch: Launch) -> SavedSlot:
-        """A file as the child of `launch` reads it, in its folder."""
-        served = self._stage.served(self._model_id)
-        if self._n_stream is None or served is None:
-            return self._stage.shelf.moved(saved, launch.slot_dir)
-        is_back = launch.plan is self._running
-        n_stream = self._running.n_parallel if is_back else self._n_stream
-        memory = slot_memory(served.info)
-        return await self._stage.shelf.bridge(
-            saved, memory, n_stream=n_stream, folder=launch.slot_dir
-        )
-
-    def _own_heirs(self) -> tuple[Heir, ...]:
-        """Of a source that goes on: each slot still knows its reply."""
-        return self._awaited(
-            self._heir(slot, slot, saved) for slot, (_, saved) in self._saved.items()
-        )
-
-    def _heir(self, slot: int, to_slot: int, saved: SavedSlot) -> Heir:
-        ids = self._ids.get(slot, ())
-        return Heir(self._source.instance_id, slot, to_slot, saved.n_tokens, ids)
-
-    def _awaited(self, heirs: Iterable[Heir]) -> tuple[Heir, ...]:
-        """Those whose callers wait: an idle conversation's slot is for whoever comes next."""
-        return tuple(heir for heir in heirs if heir.slot in self._running_slots)
+        return await self._cargo.restore(launch)
 
     # what is told of it
 
@@ -417,9 +305,9 @@ class _Move:
         moved = Moved(
             model_id=self._model_id,
             order=plan.order,
-            streams=len(self._running_slots),
-            slots=self._n_restored,
-            moved_bytes=self._bytes,
+            streams=len(self._cargo.running_slots),
+            slots=self._cargo.n_restored,
+            moved_bytes=self._cargo.n_bytes,
             took_s=round(monotonic() - self._began_s, 3),
             keeps_math=plan.keeps_math,
         )

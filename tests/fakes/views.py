@@ -4,10 +4,12 @@ from msgspec.structs import replace
 
 from planners.backends import Engine
 from planners.hardware import Device, DeviceId, HardwareProfile
+from planners.instances.actions import Action
+from planners.launch_key import launch_key
 from planners.model import ModelId, ServedModel
 from planners.placement import plan_launch
 from planners.plan import InstanceId, LaunchPlan
-from planners.reconcile import launch_key
+from planners.reconcile import reconcile
 from planners.settings import FleetSettings
 from planners.sizes import GIB, MIB
 from planners.view import Demand, InstanceState, Observed, View
@@ -90,3 +92,8 @@ def view(
         rules=RULES,
         settings=settings,
     )
+
+
+def actions(world: View) -> tuple[Action, ...]:
+    """What a pass over the world asks for."""
+    return reconcile(world, now_s=NOW_S)

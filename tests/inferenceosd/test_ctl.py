@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,42 +11,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from inferenceosd import __version__
 from inferenceosd.commands import report
 from inferenceosd.commands.admin_client import ANSWER_S, Door, fail
 from inferenceosd.ctl import main
 from planners.model import ModelId
-from planners.profile_json import decode_profile
 from proxy.admin.orders import UnloadReport
 from proxy.admin.records import EventsReport
 from supervisor.leases.lease import ModelUnavailable
 from tests.fakes.admin_service import (
     EVENTS,
     MODELS,
-    PROFILE,
     OneModelService,
-    admin_socket,
 )
+from tests.fakes.ctl_program import PROGRAM, ctl
 
 NOT_FOUND = "not found; inferenceosctl models lists what is offered"
-PROGRAM = Path(sys.executable).with_name("inferenceosctl")
-
-
-@pytest.fixture
-def service() -> OneModelService:
-    return OneModelService()
-
-
-@pytest.fixture
-def served(service: OneModelService) -> Iterator[Path]:
-    with admin_socket(service) as path:
-        yield path
-
-
-def ctl(path: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(main, ["--socket", str(path), *arguments])
 
 
 def test_the_installed_program_prints_status_without_colours(served: Path) -> None:
@@ -78,54 +58,6 @@ def test_json_is_what_the_daemon_said(served: Path, command: str) -> None:
 def test_models_and_events_are_shown_as_tables(served: Path) -> None:
     assert ctl(served, "models").output == report.models_text(MODELS) + "\n"
     assert ctl(served, "events").output == report.events_text(EventsReport(EVENTS)) + "\n"
-
-
-def test_a_plan_is_asked_for_with_its_numbers(served: Path, service: OneModelService) -> None:
-    result = ctl(served, "plan", "qwen", "--context", "4096", "--parallel", "2")
-
-    assert result.exit_code == 0
-    assert result.output.startswith("qwen: vulkan, context 4096 × 2")
-    assert service.asked == [("plan", "qwen", 4096, 2, None)]
-
-
-def test_several_models_are_planned_beside_each_other(
-    served: Path, service: OneModelService
-) -> None:
-    result = ctl(served, "plan", "qwen", "qwen", "--context", "4096")
-
-    assert result.exit_code == 0
-    assert result.output.count("qwen: vulkan, context 4096 × 2") == 2
-    assert result.output.rpartition("together:")[2].count("NVIDIA GeForce RTX 4090") == 1
-    assert service.asked[0] == ("plans", ("qwen", "qwen"), 4096, None, None)
-
-
-def test_one_of_several_that_does_not_fit_ends_with_status_1(
-    served: Path, service: OneModelService
-) -> None:
-    service.fits = False
-
-    result = ctl(served, "plan", "qwen", "qwen")
-
-    assert result.exit_code == 1
-    assert "qwen does not fit" in result.output
-
-
-def test_files_and_names_are_not_planned_in_one_go(served: Path) -> None:
-    result = ctl(served, "plan", "qwen", "./qwen.gguf")
-
-    assert result.exit_code == 1
-    assert "name models or files, not both" in result.stderr
-
-
-def test_a_plan_that_does_not_fit_is_shown_with_status_1(
-    served: Path, service: OneModelService
-) -> None:
-    service.fits = False
-
-    result = ctl(served, "plan", "qwen")
-
-    assert result.exit_code == 1
-    assert "qwen does not fit" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -173,12 +105,6 @@ def test_a_name_like_one_on_offer_is_told_that_one(served: Path) -> None:
     assert ctl(served, "load", "qwe").stderr == (
         "inferenceosctl: model 'qwe' not found; did you mean 'qwen'?\n"
     )
-
-
-def test_events_are_narrowed_to_a_model_and_a_span(served: Path, service: OneModelService) -> None:
-    ctl(served, "events", "--model", "qwen", "--since", "1h30m", "--limit", "1")
-
-    assert service.asked == [("events", "qwen", 5400.0, 1)]
 
 
 def test_what_the_daemon_refuses_is_a_sentence_and_status_1(
@@ -374,176 +300,6 @@ def test_a_daemon_that_hangs_is_not_waited_for_long(capsys: pytest.CaptureFixtur
     assert ANSWER_S <= 10
 
 
-PROFILES = Path(__file__).parents[1] / "fixtures" / "hardware" / "profiles"
-
-
-def test_a_plan_for_another_machine_goes_to_the_daemon_with_the_machine(
-    served: Path, service: OneModelService
-) -> None:
-    spark = PROFILES / "dgx-spark.json"
-
-    result = ctl(served, "plan", "qwen", "--hardware", str(spark))
-
-    assert result.exit_code == 0
-    assert "planned for a profile, synthetic: DGX Spark" in result.output
-    assert service.asked == [
-        ("plan", "qwen", None, None, decode_profile(spark.read_text()).hardware)
-    ]
-
-
-@pytest.mark.parametrize("text", [b"{}", b"\xff\xfe", b"[" * 300_000])
-def test_a_file_that_is_no_recorded_machine_is_one_sentence(
-    served: Path, tmp_path: Path, text: bytes
-) -> None:
-    wrong = tmp_path / "machine.json"
-    wrong.write_bytes(text)
-
-    result = ctl(served, "plan", "qwen", "--hardware", str(wrong))
-
-    assert result.exit_code == 1
-    assert result.stderr.startswith(f"inferenceosctl: {wrong}: ")
-    assert result.stderr.count("\n") == 1
-
-
-def test_the_daemons_machine_is_shown_printed_and_recorded(served: Path, tmp_path: Path) -> None:
-    shown = ctl(served, "profile")
-    printed = ctl(served, "profile", "--json", "--record", str(tmp_path / "machine.json"))
-
-    assert shown.output.startswith("recorded by a test\n\nhost: AMD Ryzen 9 7950X, 8 cores")
-    assert printed.output == PROFILE
-    assert (tmp_path / "machine.json").read_text() == PROFILE
-
-
-@pytest.mark.parametrize("command", ["profile", "doctor"])
-def test_a_machine_that_another_version_recorded_is_refused_in_a_sentence(
-    served: Path, service: OneModelService, command: str
-) -> None:
-    service.machine = PROFILE.replace('"version": 1', '"version": 2')
-
-    result = ctl(served, command)
-
-    assert result.exit_code == 1
-    assert result.stderr == (
-        "inferenceosctl: no hardware profile: version must be 1; another inferenceosd wrote it\n"
-    )
-
-
-def test_the_doctor_looks_by_the_daemons_eyes_where_one_runs(served: Path) -> None:
-    result = ctl(served, "doctor", "--json")
-
-    found = {check["name"]: check for check in json.loads(result.output)["checks"]}
-    assert found["port"]["sentence"] == "the daemon listens on 127.0.0.1:11434"
-    assert found["models"]["verdict"] == "fail"
-    assert "/models/lfs.gguf" in found["models"]["sentence"]
-    assert result.exit_code == 1
-
-
-@contextmanager
-def program(path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """The installed program, asking the daemon on `path`; it has ended with the block."""
-    with subprocess.Popen(
-        [PROGRAM, "--socket", str(path), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as running:
-        try:
-            yield running
-        finally:
-            running.kill()
-
-
-def line_of(running: subprocess.Popen[str]) -> str:
-    assert running.stdout is not None
-    return running.stdout.readline()
-
-
-def test_events_are_followed_until_the_daemon_ends(served: Path, service: OneModelService) -> None:
-    with program(served, "events", "--follow") as running:
-        first, second = line_of(running), line_of(running)
-        service.is_over.set()
-        rest, said = running.communicate(timeout=20)
-
-    assert "instance.loading" in first
-    assert "instance.ready" in second
-    assert (running.returncode, rest) == (0, "")
-    assert said.splitlines() == [
-        "inferenceosctl: 7 lines are missing: they came too fast",
-        "inferenceosctl: the daemon stopped",
-    ]
-
-
-def test_followed_events_are_one_json_value_a_line(served: Path) -> None:
-    with program(served, "events", "-f", "--json") as running:
-        event = json.loads(line_of(running))
-
-    assert (event["kind"], event["model"]) == ("instance.loading", "qwen")
-
-
-def test_a_log_is_followed_from_its_last_lines(served: Path) -> None:
-    with program(served, "logs", "qwen", "-f", "-n", "2") as running:
-        assert (line_of(running), line_of(running)) == ("two\n", "three\n")
-
-
-@pytest.fixture
-def heeds_ctrl_c() -> Iterator[None]:
-    """Programs started meanwhile end by SIGINT, though a shell started us in its background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("heeds_ctrl_c")
-@pytest.mark.parametrize("command", [("events", "-f"), ("logs", "qwen", "-f")], ids=" ".join)
-def test_ctrl_c_ends_following_quietly(served: Path, command: tuple[str, ...]) -> None:
-    with program(served, *command) as running:
-        line_of(running)
-        running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=20)
-
-    assert running.returncode == 130
-    assert "Traceback" not in said
-    assert "Aborted" not in said
-
-
-@pytest.mark.parametrize("command", [("events", "-f"), ("logs", "qwen", "-f")], ids=" ".join)
-def test_a_reader_who_leaves_ends_following_quietly(served: Path, command: tuple[str, ...]) -> None:
-    with program(served, *command) as running:
-        line_of(running)
-        assert running.stdout is not None
-        running.stdout.close()
-        running.wait(timeout=20)
-        assert running.stderr is not None
-        said = running.stderr.read()
-
-    assert "Traceback" not in said
-
-
-@pytest.mark.parametrize(
-    ("arguments", "asked"),
-    [
-        (("qwen",), ("forget", "qwen", None)),
-        (("--device", "host"), ("forget", None, "host")),
-        (("--all",), ("forget", None, None)),
-    ],
-)
-def test_forget_says_how_much_went(
-    served: Path, service: OneModelService, arguments: tuple[str, ...], asked: object
-) -> None:
-    result = ctl(served, "forget", *arguments)
-
-    assert result.output.endswith(": 3 launches, 17 requests\n")
-    assert service.asked == [asked]
-
-
-@pytest.mark.parametrize("arguments", [(), ("qwen", "--all"), ("--device", "host", "--all")])
-def test_forget_wants_to_know_what(served: Path, arguments: tuple[str, ...]) -> None:
-    result = ctl(served, "forget", *arguments)
-
-    assert result.exit_code == 2
-    assert "say what to forget" in result.output
-
-
 def test_the_log_of_a_model_that_cannot_run_is_shown_line_by_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -560,40 +316,3 @@ def test_the_log_of_a_model_that_cannot_run_is_shown_line_by_line(
         "x",
         "y\\x1b[31m",
     ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "said"),
-    [
-        ((), 2, "say what is to change"),
-        (("--layers", "99"), 1, "qwen was not moved: the other plan does not fit"),
-        (("--tensor-split", "3;1"), 2, "is no split such as 3,1"),
-        (("--tensor-split", "0,0"), 2, "is no split such as 3,1"),
-        (("--layers", "-1"), 2, "-1 is not in the range"),
-    ],
-)
-def test_a_move_that_cannot_be_is_said(
-    served: Path, arguments: tuple[str, ...], status: int, said: str
-) -> None:
-    result = ctl(served, "migrate", "qwen", *arguments)
-
-    assert result.exit_code == status
-    assert said in result.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "said"),
-    [
-        ((), 2, "say how much"),
-        (("1GiB", "--back"), 2, "say how much"),
-        (("much",), 2, "is no size such as 6GiB"),
-        (("1GiB", "--device", "nowhere"), 1, "there is no device nowhere"),
-    ],
-)
-def test_a_yield_that_cannot_be_is_said(
-    served: Path, arguments: tuple[str, ...], status: int, said: str
-) -> None:
-    result = ctl(served, "yield", *arguments)
-
-    assert result.exit_code == status
-    assert said in result.output

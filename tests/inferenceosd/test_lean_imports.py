@@ -159,6 +159,6 @@ def test_help_and_status_are_told_without_what_plans_and_looks_at_the_machine() 
 
     assert "inferenceosd.commands.report" in modules
     for late in ("planners.placement", "planners.layout.outlook", "supervisor.probe", "pynvml",
-                 "readline", "planners.modelfile", "proxy.ollama.options",
+                 "readline", "planners.modelfile", "proxy.prompt.options",
                  "inferenceosd.commands.run_chat"):  # fmt: skip
         assert late not in modules

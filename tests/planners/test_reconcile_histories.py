@@ -18,8 +18,9 @@ from planners.settings import ContextPolicy, FleetSettings
 from planners.sizes import GIB
 from planners.view import InstanceState, Observed, View
 from planners.waiting.turns import patience_s
+from supervisor.leases.desk import Opening, Waiter
 from supervisor.leases.lease import Lease, ModelUnavailable
-from supervisor.leases.lease_book import LeaseBook, Opening, Waiter
+from supervisor.leases.lease_book import LeaseBook
 from tests.fakes.machines import FLEET
 from tests.fakes.views import hardware, model, seen, view
 

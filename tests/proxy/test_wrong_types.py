@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.ollama.options import OPTIONS
+from proxy.prompt.options import OPTIONS
 from tests.fakes.fleet_of_one import FleetOfOne, model_info, served_model
 from tests.fakes.real_engine import engine
 from tests.fakes.serving import serving

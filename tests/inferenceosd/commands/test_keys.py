@@ -148,6 +148,21 @@ def test_an_unknown_id_is_refused(served: Path) -> None:
     assert "no API key 'beef'; inferenceosctl key list has all" in result.stderr
 
 
+def test_who_revokes_by_a_name_is_told_the_ids_that_have_it(served: Path, keys_file: Path) -> None:
+    for name in ("laptop", "phone", "laptop"):
+        ctl(served, "add", name)
+    first, _, second = (key.key_id for key in read_keys(str(keys_file)) or ())
+
+    result = ctl(served, "revoke", "laptop")
+
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "inferenceosctl: a key is revoked by its id, not its name;"
+        f" of 'laptop' that is: {first}, {second}\n"
+    )
+    assert len(read_keys(str(keys_file)) or ()) == 3
+
+
 def test_a_daemon_that_does_not_go_by_it_is_a_failure(served: Path, service: Locked) -> None:
     service.lock = replace(service.lock, mistake="the API keys in x cannot be used: chmod 600 it")
 

@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from planners.backends import Engine
 from planners.instances.actions import Action, Move, Stop
 from planners.instances.present import still_true
+from planners.launch_key import launch_key
 from planners.moving.changes import rest_s
 from planners.plan import InstanceId
-from planners.reconcile import awaits_launch, launch_key, reconcile
+from planners.reconcile import awaits_launch, reconcile
 from planners.sizes import GIB
 from planners.view import Demand, InstanceState, Observed, View
 from tests.fakes.views import ENGINE, NOW_S, RULES, A, B, busy, hardware, model, planned, seen, view

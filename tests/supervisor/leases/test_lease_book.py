@@ -9,8 +9,9 @@ from planners.model import ModelId
 from planners.plan import InstanceId
 from planners.view import InLine
 from planners.waiting.line import Priority
+from supervisor.leases.desk import QUESTIONS, Heir, Opening, Waiter
 from supervisor.leases.lease import LineFull, ModelUnavailable, Stopping
-from supervisor.leases.lease_book import HEIRS_S, QUESTIONS, Heir, LeaseBook, Opening, Waiter
+from supervisor.leases.lease_book import LeaseBook
 
 M = ModelId("m")
 I1, I2 = InstanceId("i1"), InstanceId("i2")
@@ -482,26 +483,6 @@ async def test_whose_reply_was_begun_gets_the_slot_that_knows_it_before_who_aske
     assert earlier[0].granted.result().restored_tokens == 0
 
 
-async def test_a_slot_is_kept_for_its_heir_while_there_is_another(book: LeaseBook) -> None:
-    book.open(opening(n_slots=2), now_s=0.0)
-    old = [ask(book).granted.result() for _ in range(2)]
-    book.close(I1)
-    book.open(inherited(), now_s=1.0)
-
-    stranger = book.take(M, now_s=1.0)
-    heir = book.take(M, now_s=1.0, after=old[0])
-    last = book.take(M, now_s=1.0)
-    late = book.ask(M, caller="a", now_s=1.0, after=old[1])
-
-    assert stranger is not None
-    assert heir is not None
-    assert last is not None
-    assert (stranger.slot, heir.slot, last.slot) == (0, 2, 1)
-    assert heir.restored_tokens == 70
-    assert last.restored_tokens == 0
-    assert not is_served(late)
-
-
 async def test_who_was_cut_off_by_a_move_finds_a_place_in_a_full_line(book: LeaseBook) -> None:
     book.open(opening(), now_s=0.0)
     old = ask(book).granted.result()
@@ -529,19 +510,3 @@ async def test_the_end_of_one_lease_can_be_waited_for(book: LeaseBook) -> None:
     async with asyncio.timeout(5):
         await back
         await book.until_back(first)
-
-
-async def test_a_slot_is_kept_no_longer_for_an_heir_who_does_not_come(book: LeaseBook) -> None:
-    book.open(opening(n_slots=2), now_s=0.0)
-    old = [ask(book).granted.result() for _ in range(2)]
-    book.close(I1)
-    book.open(inherited(), now_s=1.0)
-
-    lease = book.take(M, now_s=HEIRS_S + 1.5)
-    others = [book.take(M, now_s=HEIRS_S + 1.5) for _ in range(2)]
-    late = book.ask(M, caller="a", now_s=HEIRS_S + 1.5, after=old[0])
-
-    assert lease is not None
-    assert lease.slot == 0
-    assert [other.slot for other in others if other is not None] == [1, 2]
-    assert not is_served(late)

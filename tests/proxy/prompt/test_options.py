@@ -3,7 +3,7 @@ import math
 import pytest
 
 from proxy.errors import BadOption
-from proxy.ollama.options import read_options
+from proxy.prompt.options import read_options
 
 
 def test_without_options_ollamas_defaults_are_sent() -> None:

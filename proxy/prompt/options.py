@@ -1,4 +1,8 @@
-"""Ollama's `options` as llama-server's sampler members. (Ollama's api/types.go, DefaultOptions.)"""
+"""Ollama's `options`, of a request or of a model's maker, as llama-server's sampler members.
+
+Every dialect's: a maker's parameters hold however the model is asked. (Ollama's api/types.go,
+DefaultOptions.)
+"""
 
 import sys
 from collections.abc import Mapping
