@@ -171,9 +171,13 @@ def _weights(
     """Bytes of weights on each device, or read from host memory."""
     sums = dict.fromkeys((HOST, *owners), 0)
     sums[HOST] = model.input_bytes
-    known: dict[tuple[int, frozenset[str]], int] = {}  # few kinds of layer make up a model
-    for i, (layer, owner, names) in enumerate(zip(model.layers, owners, left, strict=False)):
+    for layer, owner in zip(model.layers, owners, strict=False):
         sums[owner] += layer.weight_bytes
+    known: dict[tuple[int, frozenset[str]], int] = {}  # few kinds of layer make up a model
+    moves = shape.n_cpu_moe or any(left)
+    for i, (layer, owner, names) in enumerate(zip(model.layers, owners, left, strict=False)):
+        if not moves:
+            break
         if owner == HOST or (layer.weights and not names):
             continue
         key = (id(layer), names)

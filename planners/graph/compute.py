@@ -10,6 +10,7 @@ from math import prod
 
 from planners.graph.fallback import is_remote
 from planners.graph.families import BERTS
+from planners.graph.kinds import kinds
 from planners.graph.kv_cache import F32_BYTES, LaunchShape, kv_cells, padded
 from planners.model import LayerInfo, LayerKind, ModelInfo, WeightInfo
 
@@ -75,8 +76,7 @@ def _score_width(model: ModelInfo, shape: LaunchShape) -> int:
 
 def _unread_width(model: ModelInfo) -> int:
     """Elements per token that weights put out which no likeness reads: of a layer, and outside."""
-    objects = dict(zip(map(id, model.layers), model.layers, strict=True))
-    inside = max((_width_out(layer.weights) for layer in objects.values()), default=0)
+    inside = max((_width_out(layer.weights) for layer in kinds(model).layers), default=0)
     return inside + 2 * _width_out(model.ends)
 
 
@@ -133,14 +133,14 @@ def _rows(width: int, n: int) -> int:
 
 def _inputs_bytes(model: ModelInfo, shape: LaunchShape, n: int) -> int:
     """Masks, and without flash attention the rows' indices: one of each per cache."""
-    kinds = {layer.kind: layer for layer in model.layers}
+    last = {layer.kind: layer for layer in model.layers}
     mask = _MASK_BYTES[shape.flash_attn]
     if model.is_encoder:
         has_windows = f"{model.architecture}.attention.sliding_window" in dict(model.metadata)
         return n * n * mask * (2 if has_windows else 1)
     total = 0
     for kind in (LayerKind.FULL, LayerKind.SWA):
-        if (layer := kinds.get(kind)) is None:
+        if (layer := last.get(kind)) is None:
             continue
         total += kv_cells(model, layer, shape) * n * mask
         if not shape.flash_attn:
@@ -150,9 +150,8 @@ def _inputs_bytes(model: ModelInfo, shape: LaunchShape, n: int) -> int:
 
 def _peak_bytes(model: ModelInfo, shape: LaunchShape, n: int) -> int:
     """The widest stage over all layers and the logits, inputs apart."""
-    objects = dict(zip(map(id, model.layers), model.layers, strict=True))  # few, for equal layers
-    kinds = {_kind(layer): layer for layer in objects.values()}
-    stages = [stage for layer in kinds.values() for stage in _stages(model, layer, shape, n)]
+    unlike = {_kind(layer): layer for layer in kinds(model).layers}
+    stages = [stage for layer in unlike.values() for stage in _stages(model, layer, shape, n)]
     if model.output_bytes and not model.is_encoder:
         logits = _rows(model.n_vocab, min(n, n_outputs(model, shape)))
         stages.append(_rows(model.n_embd, n) + logits)

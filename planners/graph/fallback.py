@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import chain, repeat
 
 from planners.ggml.layers import is_expert
+from planners.graph.kinds import kinds
 from planners.graph.kv_cache import F32_BYTES, LaunchShape
 from planners.hardware import HOST, DeviceId, DeviceKind, HardwareProfile
 from planners.model import LayerInfo, ModelInfo, RecurrentShape, WeightInfo
@@ -42,12 +43,14 @@ def host_weights(
 
     Empty for layers of which no tensors are known, but for their experts, see `moved_bytes`.
     """
+    if not (shape.on_host or shape.n_cpu_moe or shape.binding_limits or kinds(model).scans):
+        return (_NONE,) * (model.n_layer + 1)
     limits = dict(shape.binding_limits)
-    kinds = {owner: (_is_local(owner), limits.get(owner)) for owner in {*owners}}
+    places = {owner: (_is_local(owner), limits.get(owner)) for owner in {*owners}}
     # Patterns may name a layer's number; all else is alike in one layer and the next.
     numbers = range(model.n_layer) if shape.on_host else repeat(None)
     is_lean = chain(repeat(True, shape.n_cpu_moe), repeat(False))
-    marks = [*zip(map(id, model.layers), map(kinds.get, owners), numbers, is_lean, strict=False)]
+    marks = [*zip(map(id, model.layers), map(places.get, owners), numbers, is_lean, strict=False)]
     first = {
         mark: i for i, mark in zip(range(len(marks) - 1, -1, -1), reversed(marks), strict=True)
     }

@@ -7,6 +7,7 @@ launches of llama-server b10434.
 from msgspec import Struct
 
 from planners.ggml.types import CACHE_TYPES, TensorType
+from planners.graph.kinds import kinds
 from planners.hardware import DeviceId
 from planners.model import LayerInfo, LayerKind, ModelInfo
 
@@ -112,15 +113,16 @@ def layer_state_bytes(layer: LayerInfo, shape: LaunchShape) -> int:
 
 def kept_bytes(model: ModelInfo, shape: LaunchShape) -> list[int]:
     """Bytes that each layer keeps over all slots: KV cache and recurrent state."""
-    known: dict[tuple[LayerKind, int, int, int], int] = {}  # few kinds of layer make up a model
-    of_object: dict[int, int] = {}  # and equal layers mostly are one object
-    for number, layer in {id(layer): layer for layer in model.layers}.items():
+    known: dict[tuple[LayerKind, int, int, int], int] = {}  # unlike layers mostly keep as much
+    unlike = kinds(model)
+    found = []
+    for layer in unlike.layers:
         kind = (layer.kind, layer.k_width, layer.v_width, layer.state_width)
         if (n_bytes := known.get(kind)) is None:
             n_bytes = layer_kv_bytes(model, layer, shape) + layer_state_bytes(layer, shape)
             known[kind] = n_bytes
-        of_object[number] = n_bytes
-    return [of_object[number] for number in map(id, model.layers)]
+        found.append(n_bytes)
+    return [found[number] for number in unlike.numbers]
 
 
 def state_bytes(model: ModelInfo, shape: LaunchShape) -> int:

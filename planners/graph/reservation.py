@@ -16,6 +16,7 @@ from planners.graph.blocks import Builder, Placed
 from planners.graph.compute import n_copies, n_outputs, n_tokens
 from planners.graph.fallback import host_weights, is_remote
 from planners.graph.families import DELTA_NETS, KNOWN
+from planners.graph.kinds import forget_kinds
 from planners.graph.kv_cache import F32_BYTES, LaunchShape
 from planners.graph.likeness import (
     Known,
@@ -350,3 +351,4 @@ def forget() -> None:
     """Drop remembered reservations: for those who measure what one takes."""
     _reserved.cache_clear()
     forget_models()
+    forget_kinds()
