@@ -26,15 +26,26 @@ class _Chunk:
         self.offsets, self.sizes = [0], [size]
         self.most = 0
 
+    def best(self, size: int) -> int:
+        """The smallest block before the last that has `size` bytes, of equals the later; or -1."""
+        found, least = -1, ENDLESS
+        for i, free in enumerate(self.sizes[:-1]):
+            if size <= free <= least:
+                found, least = i, free
+        return found
+
     def take(self, block: int, size: int) -> int:
         """The offset of `size` bytes at the start of that block."""
         offsets, sizes = self.offsets, self.sizes
         offset = offsets[block]
-        offsets[block] += size
-        sizes[block] -= size
-        if not sizes[block]:
+        end = offset + size
+        if sizes[block] == size:
             del offsets[block], sizes[block]
-        self.most = max(self.most, offset + size)
+        else:
+            offsets[block] = end
+            sizes[block] -= size
+        if end > self.most:
+            self.most = end
         return offset
 
     def give(self, offset: int, size: int) -> None:
@@ -43,13 +54,13 @@ class _Chunk:
         Results without elements take no bytes and are freed too: blocks of 0 bytes are in the list
         there, so they are here.
         """
-        offsets, sizes = self.offsets, self.sizes
+        offsets, sizes, end = self.offsets, self.sizes, offset + size
         for i, start in enumerate(offsets):
             if start + sizes[i] == offset:
                 sizes[i] += size
                 self._join(i)
                 return
-            if offset + size == start:
+            if start == end:
                 offsets[i], sizes[i] = offset, sizes[i] + size
                 if i:
                     self._join(i - 1)
@@ -82,11 +93,9 @@ class _Heap:
     def take(self, size: int) -> int:
         """The address of `size` bytes: the number of a buffer, and an offset below."""
         best, block = -1, 0
-        for c, chunk in enumerate(self._chunks):
-            best_size, last = ENDLESS, len(chunk.sizes) - 1
-            for i, free in enumerate(chunk.sizes):
-                if size <= free <= best_size and i < last:
-                    best, block, best_size = c, i, free
+        for c, chunk in enumerate(self._chunks):  # the last that has any, not the best of all
+            if (found := chunk.best(size)) >= 0:
+                best, block = c, found
         if best < 0:
             best = self._last_block_of(size)
             block = len(self._chunks[best].sizes) - 1
@@ -141,7 +150,8 @@ class _Allocator:
 
     def reserve(self, nodes: Sequence[Node], leafs: Iterable[Node]) -> tuple[int, ...]:
         for leaf in leafs:
-            self._allocate(leaf)
+            if leaf.buffer is None and leaf.view_src is None and not leaf.is_owned:
+                self._allocate(leaf)
         for node in nodes:
             if node.view_src is not None and node.op:
                 node.view_src.n_views += 1
@@ -157,12 +167,9 @@ class _Allocator:
         return tuple(heap.most for heap in self._heaps)
 
     def _allocate(self, node: Node) -> None:
-        if node.buffer is not None or node.is_owned or node.view_src is not None:
-            return
         node.is_owned = True
-        if node.op in _INPLACE and self._takes_over(node):
-            return
-        node.offset = self._heaps[node.backend].take(_aligned(node.n_bytes))
+        if node.op not in _INPLACE or not self._takes_over(node):
+            node.offset = self._heaps[node.backend].take(_aligned(node.n_bytes))
 
     def _takes_over(self, node: Node) -> bool:
         """Put `node` where a parent lies that nobody else needs; views never qualify."""

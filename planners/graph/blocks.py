@@ -23,6 +23,7 @@ from planners.graph.tensors import (
     permute,
     reshape,
     set_rows,
+    tensor,
     transpose,
     view,
 )
@@ -216,9 +217,9 @@ class Builder(Struct):
     def _flash(
         self, q: Node, k: Node, v: Node, mask: Node, extra: tuple[Node, ...], *, v_b: Node | None
     ) -> Node:
-        k, v = (Node("cpy", x.ne, size=F16, src=(x,)) if x.size == F32 else x for x in (k, v))
+        k, v = (tensor("cpy", x.ne, size=F16, src=(x,)) if x.size == F32 else x for x in (k, v))
         ne = (v.ne[0], q.ne[2], q.ne[1], q.ne[3])
-        x = Node("flash_attn", ne, src=(q, k, v, mask, *extra))
+        x = tensor("flash_attn", ne, src=(q, k, v, mask, *extra))
         if v_b is not None:
             x = mul_mat(v_b, permute(x, 0, 2, 1, 3))
             x = cont(permute(x, 0, 2, 1, 3))
@@ -236,7 +237,7 @@ class Builder(Struct):
             width = max(other.v_width for other in self.model.layers)
         kind = CACHE_TYPES[self.shape.type_k if part == "k" else self.shape.type_v]
         size = kind.block_bytes / kind.block
-        node = Node("", full(width, cells, self.shape.n_stream), size=size)
+        node = tensor("", full(width, cells, self.shape.n_stream), size=size)
         node.n_bytes, node.buffer = int(width * cells * self.shape.n_stream * size), at.kv_backend
         return node
 
@@ -257,7 +258,7 @@ class Builder(Struct):
         is_plain = x.nb[2] == width * x.size
         x = reshape(x, width, x.ne[2]) if is_plain else cont(x, width, x.ne[2])
         if width < cache.ne[0]:
-            x = Node("pad", full(cache.ne[0], x.ne[1]), src=(x,))
+            x = tensor("pad", full(cache.ne[0], x.ne[1]), src=(x,))
         elements = cache.ne[0] * cache.ne[1] * cache.ne[2]
         return set_rows(reshape(cache, 1, elements), reshape(x, 1, x.ne[0] * x.ne[1]), ids)
 
@@ -304,7 +305,7 @@ class Builder(Struct):
         elif self.model.architecture.startswith(_SQUARED):
             x = like("sqr", like("unary", up))
         elif self._has_gate_within(at, f"ffn_down{suffix}", up):
-            x = Node("glu", (up.ne[0] // 2, *up.ne[1:]), src=(up,))
+            x = tensor("glu", (up.ne[0] // 2, *up.ne[1:]), src=(up,))
         else:
             x = like("unary", up)
         x = self.linear(at, f"ffn_down{suffix}", x)
@@ -353,7 +354,7 @@ def _rotation(cache_type: str, head: int, *, is_key: bool) -> Node | None:
 
 
 def _weight(found: WeightInfo, backend: int) -> Node:
-    node = Node("", full(*found.shape), n_bytes=found.n_bytes)
+    node = tensor("", full(*found.shape), n_bytes=found.n_bytes)
     node.is_weight, node.buffer = True, backend
     return node
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct, field
 
-from planners.graph.tensors import VIEW_OPS, Graph, Node
+from planners.graph.tensors import VIEW_OPS, Graph, Node, tensor
 
 OFFLOAD_LEAST_BATCH = 32  # rows from which a device takes over products with the host's weights
 
@@ -165,8 +165,11 @@ def _runs(nodes: Sequence[Node]) -> list[Split]:
             if here != run.backend or borrows:
                 run = Split(here, [], [])
                 runs.append(run)
-            for j, source in away:
-                node.src[j] = _copied(source, run, copies)
+            if away:
+                sources = [*node.src]
+                for j, source in away:
+                    sources[j] = _copied(source, run, copies)
+                node.src = (*sources,)
         run.nodes.append(node)
     return runs
 
@@ -175,7 +178,7 @@ def _copied(source: Node, run: Split, copies: dict[tuple[int, int], Node]) -> No
     """The copy of `source` on that run's backend, made before the first run that needs it."""
     key = (id(source), run.backend)
     if (copy := copies.get(key)) is None:
-        copy = copies[key] = Node("", source.ne, size=source.size, nb=source.nb,
+        copy = copies[key] = tensor("", source.ne, size=source.size, nb=source.nb,
                                   n_bytes=source.n_bytes)  # fmt: skip
         copy.backend = run.backend
         run.inputs.append((source, copy))
@@ -197,7 +200,7 @@ def _hold(runs: Sequence[Split], inputs: Sequence[Node], *, n_copies: int) -> No
 
 
 def _twin(node: Node) -> Node:
-    twin = Node("", node.ne, size=node.size, nb=node.nb, n_bytes=node.n_bytes)
+    twin = tensor("", node.ne, size=node.size, nb=node.nb, n_bytes=node.n_bytes)
     twin.backend = node.backend
     return twin
 
@@ -212,7 +215,7 @@ def ordered(splits: Iterable[Split]) -> list[Node]:
     nodes = []
     for run in splits:
         for source, copy in run.inputs:
-            held = Node("", source.ne, src=(source,), view_of=source)
+            held = tensor("", source.ne, src=(source,), view_of=source)
             nodes += [held, copy]
         nodes += run.nodes
     return nodes

@@ -6,7 +6,17 @@ from planners.graph.architectures import draw
 from planners.graph.blocks import Builder, Placed
 from planners.graph.kv_cache import LaunchShape
 from planners.graph.reorder import reordered
-from planners.graph.tensors import Graph, Node, full, leaf_input, like, mul_mat, reshape, view
+from planners.graph.tensors import (
+    Graph,
+    Node,
+    full,
+    leaf_input,
+    like,
+    mul_mat,
+    reshape,
+    tensor,
+    view,
+)
 from planners.model import ModelInfo
 from tests.fakes.plain_order import plainly_reordered
 from tests.fakes.tiny_models import info_of, tiny_models
@@ -16,7 +26,7 @@ OPS = ("mul_mat", "add", "rms_norm", "mul", "unary", "rope", "glu", "cont")
 
 
 def weight() -> Node:
-    node = Node("", full(8, 8))
+    node = tensor("", full(8, 8))
     node.is_weight, node.buffer = True, 0
     return node
 
