@@ -28,7 +28,8 @@ class Kinds(Struct, frozen=True):
     numbers: tuple[int, ...]
     """Of each layer of the model: which of `layers` it is."""
     scans: bool
-    """Whether some layer scans a state, for which not every device has an operation."""
+    """Whether some layer may scan its state by a matrix, for which not every device has an
+    operation."""
 
 
 def kinds(model: ModelInfo) -> Kinds:
@@ -53,5 +54,6 @@ def _kinds(one: _Itself) -> Kinds:
         number[key] = first.setdefault(key if layer.weights else layer, len(found))
         if number[key] == len(found):
             found.append(layer)
-    scans = any(weight.name == "ssm_a" for layer in found for weight in layer.weights)
+    weights = (weight for layer in found for weight in layer.weights)
+    scans = any(weight.name == "ssm_a" and len(weight.shape) > 1 for weight in weights)
     return Kinds(tuple(found), tuple(number[id(layer)] for layer in layers), scans)
