@@ -64,14 +64,15 @@ def _draw_decoder(
 
     masks = [batch_mask(build) for _ in range(2)] if build.model.is_encoder else []
     asks_first = ids is None or arch in DELTA_NETS
-    repeats = Repeats(build.graph, asks_first=asks_first, shared=ids or ())
+    repeats = Repeats(build.graph, asks_first=asks_first, shared=ids or (), player=build.player)
     for i, at in enumerate(layers):
         if masks:
             build.batch_mask = masks[at.is_odd]
         if i == len(layers) - 1 and arch not in _LATE_OUTPUTS:
             x = _layer(build, at, x, positions, ids, out_ids)
         else:
-            x = repeats.layer(at, x, draw_layer)
+            after = layers[i + 1] if i + 1 < len(layers) else None
+            x = repeats.layer(at, x, draw_layer, after=after)
         if at.is_odd and first.view_src is not None:
             x = like("add", x, view(first, *x.ne[:2], nb=first.nb))
     late = out_ids if arch in _LATE_OUTPUTS else None

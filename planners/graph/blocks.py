@@ -13,6 +13,7 @@ from planners.graph.tensors import (
     I64,
     Graph,
     Node,
+    Player,
     Undrawn,
     cont,
     full,
@@ -79,6 +80,8 @@ class Builder(Struct):
     """What a layer sees of the batch, where there is no cache."""
     attention_scales: Node | None = None
     """An input of llama4's."""
+    player: Player | None = None
+    """Where layers like one before need not be drawn; None where all are."""
     _named: dict[int, dict[str, WeightInfo]] = field(default_factory=dict)
     """Weights by name, of each layer met; many are one object."""
 

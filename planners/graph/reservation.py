@@ -5,7 +5,7 @@ same graph in the order in which it is drawn, and some reserve a little beside i
 """
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -32,7 +32,7 @@ from planners.graph.outline import MOST_DRAWN_WHOLE, outline
 from planners.graph.reorder import reordered
 from planners.graph.schedule import Backends, Split, leafs, ordered, split
 from planners.graph.support import RESTRICTED, VULKAN, fuses_delta_net, runs
-from planners.graph.tensors import Graph, Node, Undrawn
+from planners.graph.tensors import Graph, Node, Player, Runs, Undrawn
 from planners.hardware import HOST, DeviceId
 from planners.model import LayerKind, ModelInfo
 
@@ -179,8 +179,10 @@ def _reserved(sketch: _Sketch) -> tuple[tuple[int, ...], bool]:
     n = n_tokens(shape)
     is_fused = model.architecture not in DELTA_NETS or _fuses(sketch)
     n_out = min(n, n_outputs(model, shape))
-    graph = _drawing(sketch, n=n, n_outputs=n_out, is_fused=is_fused).graph
-    splits = split(graph, _backends(sketch))
+    backends = _backends(sketch)
+    player = _player(sketch, backends)
+    graph = _drawing(sketch, n=n, n_outputs=n_out, is_fused=is_fused, player=player).graph
+    splits = split(graph, backends)
     is_torn = sketch.n_copies > 1 and len(splits) > _TURNS * sketch.host
     prefill = _allocated(splits, graph, sketch)
     if not _reserves_for_decode(sketch):
@@ -225,6 +227,7 @@ def _is_within(gathered: _Sketch, within: tuple[int, ...]) -> bool:
     return on_host <= host and max(mosts, default=0) <= min(devices, default=0)
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def _most_of_decode(sketch: _Sketch) -> tuple[int, ...]:
     """Per backend all results of a decode side by side."""
     graph = _decode_graph(sketch)
@@ -256,7 +259,22 @@ def _each_once(layers: tuple[_Drawn, ...]) -> tuple[_Drawn, ...]:
     return (*dict.fromkeys(layers[:-1]), *layers[-1:])
 
 
-def _drawing(sketch: _Sketch, *, n: int, n_outputs: int, is_fused: bool) -> Builder:
+def _player(sketch: _Sketch, backends: Backends) -> Player:
+    """On which backends layers follow one another undisturbed, and what these run."""
+    known: dict[tuple[bool, int | None], Runs] = {}
+
+    def runs_on(backend: int) -> Runs | None:
+        if backend == sketch.host or (sketch.is_local[backend] and sketch.shape.backend == VULKAN):
+            return None
+        alike = sketch.is_local[backend], sketch.bindings[backend]
+        return known.setdefault(alike, partial(backends.supports, backend))
+
+    return Player(runs_on, holds=sketch.n_copies > 1)
+
+
+def _drawing(
+    sketch: _Sketch, *, n: int, n_outputs: int, is_fused: bool, player: Player | None = None
+) -> Builder:
     """The graph of a batch of `n` tokens, in equal shares for all slots."""
     model, shape, host = sketch.known.model, sketch.shape, sketch.host
     build = Builder(
@@ -267,6 +285,7 @@ def _drawing(sketch: _Sketch, *, n: int, n_outputs: int, is_fused: bool) -> Buil
         n_outputs=n_outputs,
         host=host,
         is_fused=is_fused,
+        player=player,
     )
     layers = [
         Placed(
@@ -350,5 +369,6 @@ def _backends(sketch: _Sketch) -> Backends:
 def forget() -> None:
     """Drop remembered reservations: for those who measure what one takes."""
     _reserved.cache_clear()
+    _most_of_decode.cache_clear()
     forget_models()
     forget_kinds()

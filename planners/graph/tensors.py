@@ -6,6 +6,8 @@ planners, never kept beyond one reservation.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
 
 from msgspec import Struct
 
@@ -16,6 +18,9 @@ Strides = tuple[float, float, float, float]
 
 F32, F16, I32, I64 = 4, 2, 4, 8
 VIEW_OPS = frozenset({"view", "reshape", "permute", "transpose"})
+
+
+_NONE: Mapping[Any, Any] = MappingProxyType({})
 
 
 class Undrawn(PlanError):
@@ -49,6 +54,47 @@ class Node(Struct, eq=False, gc=False):
     is_input: bool = False
     is_output: bool = False
     is_weight: bool = False
+
+
+Runs = Callable[[Node], bool]
+"""Whether a backend runs a node."""
+
+
+class Player(Struct, frozen=True):
+    """Where layers that are like one before need not be drawn."""
+
+    runs_on: Callable[[int], Runs | None]
+    """What a backend runs, the same for backends that are alike; None where layers mingle, or some
+    of them may run elsewhere."""
+    holds: bool
+    """Whether what comes from another backend is held, as batches are under way at once."""
+
+
+class Part(Struct, frozen=True):
+    """What the allocator does for a run of one layer's nodes, told once for all layers like it."""
+
+    reads: tuple[int, ...]
+    """What its nodes read from outside, in that order: 0 is what comes to the layer, others are
+    what layers share, by number."""
+    events: tuple[tuple[int, int], ...]
+    """(n, size): `size` bytes are taken, and lie at the frame's place n; (n, ~size): these are
+    given back; (~n, -1): the layer reads its source n no more."""
+    shared: tuple[tuple[int, int], ...]
+    """(n, count): source n is one that layers share, and read so often here."""
+    start: int
+    """Which of its sources is what comes to the layer; -1 where it does not read that."""
+    is_whole: bool
+    """Whether it is all of the layer, so that nothing else comes between."""
+
+
+class Played(Node, kw_only=True):
+    """A run of nodes of a layer that is like one drawn before, as one node."""
+
+    part: Part
+    frame: list[int]
+    """Where the layer's results lie; at 0 what comes to it."""
+    place: int
+    """Of the layer's end in the frame."""
 
 
 _twin: Callable[[Node], Node] = Node.__copy__  # type: ignore[attr-defined]  # every Struct's own
@@ -163,9 +209,14 @@ class Graph:
         self._seen.update(run.leafs)
 
 
-def again(piece: Piece, start: Node, moved: Mapping[int, int]) -> Piece:
-    """The piece once more, from another start on. `moved`: its backends by the piece's own."""
-    met = {piece.start: start}
+def again(
+    piece: Piece, start: Node, moved: Mapping[int, int], others: Mapping[Node, Node] = _NONE
+) -> Piece:
+    """The piece once more, from another start on. `moved`: its backends by the piece's own.
+
+    `others`: what takes the place of nodes that it shares.
+    """
+    met = {piece.start: start, **others}
     runs = piece.early, piece.own, piece.rest
     # All leafs before any node: one may be in the graph only after the first that reads it is.
     leafs = [tuple(_leafs_again(run.leafs, met, moved)) for run in runs]
