@@ -5,7 +5,7 @@ graph only as the next one asks for them; one with a state has its cache cleared
 """
 
 from collections.abc import Callable, Collection, Hashable
-from itertools import chain
+from itertools import chain, count
 
 from planners.graph.blocks import Placed
 from planners.graph.recording import Recording, read_outside, recording
@@ -35,6 +35,7 @@ class Repeats:
         self._recordings: dict[tuple[Hashable, Runs, bool], Recording | None] = {}
         self._outside: dict[tuple[Hashable, Runs], tuple[Node, ...] | None] = {}
         self._before: Placed | None = None
+        self._numbers = count(1)
         self._known: dict[Hashable, tuple[Piece, Placed]] = {}
         self._waiting: tuple[Node, Run] | None = None
         """What the last layer ended in, and what asking for that adds."""
@@ -147,6 +148,9 @@ class Repeats:
         runs = _parted(before, graph.since(mark), waiting, self._asks_first)
         if runs is not None:
             early, own, rest = map(self._alone, runs)
+            if self._asks_first:  # else layers mingle, and their nodes stand among others each time
+                for node in (*own.nodes, *rest.nodes):
+                    node.like = next(self._numbers)
             waits = bool(before.nodes) and graph.mark() == mark
             self._known[key] = Piece(x, end, early, own, rest, waits=waits), at
         return end

@@ -29,7 +29,7 @@ from planners.graph.likeness import (
     oddities,
 )
 from planners.graph.outline import MOST_DRAWN_WHOLE, outline
-from planners.graph.reorder import reordered
+from planners.graph.reorder import Orders, reordered
 from planners.graph.schedule import Backends, Split, leafs, ordered, split
 from planners.graph.support import RESTRICTED, VULKAN, fuses_delta_net, runs
 from planners.graph.tensors import Graph, Node, Player, Runs, Undrawn
@@ -333,9 +333,10 @@ def _fuses(sketch: _Sketch) -> bool:
 
 def _allocated(splits: Sequence[Split], graph: Graph, sketch: _Sketch) -> tuple[int, ...]:
     if sketch.shape.backend == VULKAN:
+        known: Orders = {}
         for run in splits:
             if run.backend < sketch.host and sketch.is_local[run.backend]:
-                run.nodes = reordered(run.nodes)
+                run.nodes = reordered(run.nodes, known)
     nodes, first = ordered(splits), leafs(splits, graph)
     return reserved_bytes(nodes, first, chunk_bytes=_chunk_bytes(sketch))
 

@@ -54,6 +54,8 @@ class Node(Struct, eq=False, gc=False):
     is_input: bool = False
     is_output: bool = False
     is_weight: bool = False
+    like: int = 0
+    """The same number for a node of a layer and for its copies; 0 for a node without copies."""
 
 
 Runs = Callable[[Node], bool]
