@@ -65,15 +65,16 @@ def _from_locations(graph: Graph, backends: Backends) -> None:
             leaf.backend = leaf.buffer
         elif leaf.is_input:
             leaf.backend = backends.host
-    weights = {leaf for leaf in graph.leafs if leaf.is_weight}
     for node in graph.nodes:
         if node.backend < 0:
             owner = node.view_src
             if owner is not None and owner.buffer is not None:
                 node.backend = owner.buffer
-            elif not weights.isdisjoint(node.src):
-                first = next(source for source in node.src if source.is_weight)
-                node.backend = _beside(first, node, backends)
+                continue
+            for source in node.src:
+                if source.is_weight:
+                    node.backend = _beside(source, node, backends)
+                    break
 
 
 def _beside(weight: Node, node: Node, backends: Backends) -> int:
