@@ -92,7 +92,7 @@ def recording(
     proxies = [_proxy(node, -n) for n, node in enumerate((piece.start, *outside))]
     proxies[0].is_output = is_held
     met = dict(zip((piece.start, *outside), proxies, strict=True))
-    copy = again(piece, proxies[0], dict.fromkeys((-1, backend), 0), others=met)
+    copy = again(piece, proxies[0], {backend: 0}, others=met)
     parts, n_places = _parts(copy, proxies, in_one=in_one)
     first = next(n for n in piece.own.nodes + piece.rest.nodes if n.op not in VIEW_OPS)
     return Recording(
@@ -130,7 +130,7 @@ def _parts(piece: Piece, proxies: Sequence[Node], *, in_one: bool) -> tuple[tupl
     runs = [whole] if in_one else [piece.early.nodes, piece.own.nodes, piece.rest.nodes]
     outside = {node: n for n, node in enumerate(proxies)}
     tape = _Tape()
-    allocator = Allocator([tape])
+    allocator = Allocator([tape])  # the last one, too: of nodes that no backend was told yet
     allocator.count(whole)
     parts = []
     for run in runs:

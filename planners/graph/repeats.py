@@ -196,6 +196,6 @@ def _key(at: Placed) -> Hashable:
 
 
 def _moved(first: Placed, at: Placed) -> dict[int, int]:
-    """Each backend of a layer drawn, and the one in its place in a copy; -1 is none yet."""
-    moved = {-1: -1, first.host: at.host, first.kv_backend: at.kv_backend}
+    """Each backend of a layer drawn, and the one in its place in a copy."""
+    moved = {first.host: at.host, first.kv_backend: at.kv_backend}
     return moved | {first.backend: at.backend}

@@ -238,10 +238,15 @@ def _nodes_again(
     found = []
     for node in nodes:
         met[node] = new = twin(node)
-        new.src = tuple(map(lookup, node.src, node.src))
+        sources = node.src
+        if len(sources) == 1:
+            new.src = (lookup(sources[0], sources[0]),)
+        else:
+            new.src = tuple(map(lookup, sources, sources))
         if (owner := node.view_src) is not None:
             new.view_src = lookup(owner, owner)
-        new.backend = moved[node.backend]
+        if (backend := node.backend) >= 0:
+            new.backend = moved[backend]
         found.append(new)
     return found
 
@@ -254,7 +259,8 @@ def _leafs_again(
         met[leaf] = new = _twin(leaf)
         if leaf.buffer is not None:
             new.buffer = moved[leaf.buffer]
-        new.backend = moved[leaf.backend]
+        if leaf.backend >= 0:
+            new.backend = moved[leaf.backend]
         yield new
 
 
