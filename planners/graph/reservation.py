@@ -107,39 +107,46 @@ def _outlined(
     is_torn: bool = False,
 ) -> tuple[Mapping[DeviceId, int], bool]:
     """Bytes, and whether batches under way at once hold more for every layer."""
-    model, firsts, odd = known.model, first_equals(known), oddities(known)
-    *left, output_left = host_weights(model, shape, owners)
-    all_devices = [device for device, _ in shape.split]
-    limits = dict(shape.binding_limits)
-    kinds = [*zip(firsts, odd, strict=True)]
-    alike = _alike(known, shape)
+    left = host_weights(known.model, shape, owners)
+    devices = [device for device, _ in shape.split]
+    kinds = [*zip(first_equals(known), oddities(known), strict=True)]
     part = outline(
-        kinds, left, owners, devices=all_devices, limits=limits, most_whole=most_whole, alike=alike,
-        is_torn=is_torn,
+        kinds, left[:-1], owners, devices=devices, limits=dict(shape.binding_limits),
+        most_whole=most_whole, alike=_alike(known, shape), is_torn=is_torn,
     )  # fmt: skip
     if len(part.layers) > max(MOST_DRAWN, most_whole):
         raise Undrawn(f"{len(part.layers)} layers differ")
-    devices = [device for device in all_devices if device in part.stand_in.values()]
-    host = len(devices)
-    place = {HOST: host} | {device: i for i, device in enumerate(devices)}
-    is_whole = HOST not in owners
-    sketch = _Sketch(
+    drawn = [device for device in devices if device in part.stand_in.values()]
+    place = {device: i for i, device in enumerate((*drawn, HOST))}
+    sizes, is_torn = _reserved(_sketched(known, shape, owners, left, part.layers, place))
+    return {device: sizes[place[stands]] for device, stands in part.stand_in.items()}, is_torn
+
+
+def _sketched(
+    known: Known,
+    shape: LaunchShape,
+    owners: Sequence[DeviceId],
+    left: Sequence[frozenset[str]],
+    layers: Sequence[int],
+    place: Mapping[DeviceId, int],
+) -> "_Sketch":
+    """The graph of those layers, each device and at last the host by its place."""
+    firsts, odd, limits = first_equals(known), oddities(known), dict(shape.binding_limits)
+    is_whole, devices = HOST not in owners, [device for device in place if device != HOST]
+    # Two splits with one outline have one graph: what tells them apart is left out.
+    bare = replace(shape, split=(), n_cpu_moe=0, on_host=(), binding_limits=(), host_tiles=False)
+    return _Sketch(
         known=known,
-        # Two splits with one outline have one graph: what tells them apart is left out.
-        shape=replace(
-            shape, split=(), n_cpu_moe=0, on_host=(), binding_limits=(), host_tiles=False
-        ),
-        layers=tuple((firsts[i], place[owners[i]], left[i], odd[i]) for i in part.layers),
+        shape=bare,
+        layers=tuple((firsts[i], place[owners[i]], left[i], odd[i]) for i in layers),
         is_local=tuple(not is_remote(device) for device in devices),
         bindings=tuple(limits.get(device) for device in devices),
-        output=host if output_left else place[owners[-1]],
+        output=place[HOST] if left[-1] else place[owners[-1]],
         last=place[owners[-1]],
         is_whole=is_whole,
-        host_works=not is_whole or shape.kv_on_host or any(left) or bool(output_left),
+        host_works=not is_whole or shape.kv_on_host or any(left),
         n_copies=n_copies(shape, is_whole=is_whole),
     )
-    sizes, is_torn = _reserved(sketch)
-    return {device: sizes[place[stands]] for device, stands in part.stand_in.items()}, is_torn
 
 
 _Drawn = tuple[int, int, frozenset[str], bool]
