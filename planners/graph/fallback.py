@@ -50,18 +50,16 @@ def host_weights(
     # Patterns may name a layer's number; all else is alike in one layer and the next.
     numbers = range(model.n_layer) if shape.on_host else repeat(None)
     is_lean = chain(repeat(True, shape.n_cpu_moe), repeat(False))
-    marks = [*zip(map(id, model.layers), map(places.get, owners), numbers, is_lean, strict=False)]
-    first = {
-        mark: i for i, mark in zip(range(len(marks) - 1, -1, -1), reversed(marks), strict=True)
-    }
-    known = {
-        mark: _left(
-            f"blk.{i}.", i, model.layers[i].weights, shape,
-            owner=owners[i], limit=limits.get(owners[i]), recurrent=model.recurrent,
-        )
-        for mark, i in first.items()
-    }  # fmt: skip
-    found = [known[mark] for mark in marks]
+    marks = zip(map(id, model.layers), map(places.get, owners), numbers, is_lean, strict=False)
+    known: dict[object, frozenset[str]] = {}
+    found = []
+    for i, mark in enumerate(marks):
+        if (left := known.get(mark)) is None:
+            left = known[mark] = _left(
+                f"blk.{i}.", i, model.layers[i].weights, shape,
+                owner=owners[i], limit=limits.get(owners[i]), recurrent=model.recurrent,
+            )  # fmt: skip
+        found.append(left)
     outputs = [w for w in model.ends if w.name.startswith("output")]
     if not any(w.name == "output.weight" for w in outputs) and model.tied_bytes:
         outputs += [w for w in model.ends if w.name == "token_embd.weight"]
@@ -82,6 +80,8 @@ def fallbacks(
     model: ModelInfo, shape: LaunchShape, owners: Sequence[DeviceId]
 ) -> tuple[Reason, ...]:
     """Each kind of weight that a device's limits keep on the host."""
+    if not (shape.binding_limits or kinds(model).scans):
+        return ()
     asked = LaunchShape(
         shape.n_ctx, shape.n_parallel, shape.n_batch, shape.n_ubatch,
         n_cpu_moe=shape.n_cpu_moe, on_host=shape.on_host,
