@@ -33,7 +33,7 @@ from planners.graph.schedule import Backends, Split, leafs, ordered, split
 from planners.graph.support import RESTRICTED, VULKAN, fuses_delta_net, runs
 from planners.graph.tensors import Graph, Node, Undrawn
 from planners.hardware import HOST, DeviceId
-from planners.model import LayerKind, ModelInfo
+from planners.model import DIFFUSERS, LayerKind, ModelInfo
 
 MOST_DRAWN = 64  # layers in one graph; each takes half a millisecond or two
 _TRIED_TOKENS = 16  # of each sequence, in the graph that fused operations are tried with
@@ -61,7 +61,7 @@ def is_known(model: ModelInfo) -> bool:
 def _is_plain(model: ModelInfo) -> bool:
     """A decoder whose every layer attends, whatever its name."""
     kinds = {layer.kind for layer in model.layers}
-    return kinds <= {LayerKind.FULL, LayerKind.SWA}
+    return model.architecture in DIFFUSERS or kinds <= {LayerKind.FULL, LayerKind.SWA}
 
 
 def compute_bytes(
@@ -349,7 +349,7 @@ def _chunk_bytes(sketch: _Sketch) -> Sequence[int]:
 def _backends(sketch: _Sketch) -> Backends:
     is_local, bindings = (*sketch.is_local, False), (*sketch.bindings, None)
     shape, is_vulkan = sketch.shape, sketch.shape.backend == VULKAN
-    has_cache = not sketch.known.model.is_encoder
+    has_cache = not sketch.known.model.keeps_nothing
     mixes_bf16 = has_cache and (shape.type_k == "bf16") != (shape.type_v == "bf16")
 
     def supports(backend: int, node: Node) -> bool:
