@@ -124,6 +124,8 @@ def _layer(
         return like("add", x, skip)
     if out_ids is not None:
         x, skip = get_rows(x, out_ids), get_rows(skip, out_ids)
+    if arch == "gptneox" and build.number("use_parallel_residual"):  # of two norms
+        return like("add", like("add", build.ffn(at, build.norm(at, "ffn_norm", skip)), skip), x)
     if _is_parallel(at):
         normed = normed if out_ids is None else get_rows(normed, out_ids)
         return like("add", like("add", build.ffn(at, normed), skip), x)

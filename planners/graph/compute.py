@@ -10,7 +10,7 @@ from math import prod
 
 from planners.graph.fallback import is_remote
 from planners.graph.families import BERTS
-from planners.graph.kv_cache import F32_BYTES, LaunchShape, kv_cells, padded
+from planners.graph.kv_cache import F32_BYTES, LaunchShape, kv_cells, layer_kv_bytes, padded
 from planners.model import LayerInfo, LayerKind, ModelInfo, WeightInfo
 
 _PIPELINED = ("vulkan", "cuda", "hip")  # whose devices are asynchronous and have events
@@ -50,19 +50,25 @@ def doubt_bytes(model: ModelInfo, shape: LaunchShape, n_bytes: int) -> int:
     """By how much a buffer may exceed what likeness says: the graph may be another one.
 
     The price of rows that are kept longer, of what weights put out that no likeness reads, of
-    an indexer's scores, of states read and written, and of the largest weight once more, where it
-    is lent.
+    an indexer's scores, of states read and written, and of the largest weight and a layer's cache
+    once more, where they are lent.
     """
     n = n_tokens(shape)
     states = 2 * max((layer.state_width for layer in model.layers), default=0)
     rows = _ROWS_BESIDE * model.n_embd + _unread_width(model)
     is_lent = shape.split and shape.n_gpu_layers <= model.n_layer
-    lent = model.largest_tensor_bytes if is_lent else 0
+    lent = model.largest_tensor_bytes + _layer_cache_bytes(model, shape) if is_lent else 0
     # What else passes from one device to the next is held as often as all that does.
     copies = n_copies(shape, is_whole=shape.n_gpu_layers > model.n_layer)
     kept = copies * _rows(rows, n) + _rows(states, shape.n_parallel)
     kept += _rows(_score_width(model, shape) + _decay_width(model, shape), n)
     return int(n_bytes * LIKENESS_SHARE) + kept + lent
+
+
+def _layer_cache_bytes(model: ModelInfo, shape: LaunchShape) -> int:
+    """KV cache of the layer that keeps most; a device is sent those of the host's layers."""
+    objects = {id(layer): layer for layer in model.layers}.values()
+    return max((layer_kv_bytes(model, layer, shape) for layer in objects), default=0)
 
 
 def _score_width(model: ModelInfo, shape: LaunchShape) -> int:
