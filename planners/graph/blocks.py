@@ -45,7 +45,8 @@ class Placed(Struct, frozen=True):
     on_host: frozenset[str]
     """Weights that stay in host memory though the layer does not."""
     is_pinned: bool
-    """Whether its norms are forced onto the layer's backend: only with all layers off the host."""
+    """Whether its norms are forced onto the layer's backend: with all layers off the host, or in
+    small batches."""
     is_odd: bool = False
     """Whether it is one of those that its architecture treats unlike the others of its shape."""
 
@@ -60,6 +61,16 @@ class Cache(Struct):
     v_rotation: Node | None = None
 
 
+class Fused(Struct, frozen=True):
+    """Whether delta nets are one operation; not where it would run elsewhere than its layer lies.
+
+    The engine decides it apart for batches of one token per slot, and of several.
+    """
+
+    steps: bool = True
+    chunks: bool = True
+
+
 class Builder(Struct):
     """A graph in the making, for one ubatch of `n` tokens."""
 
@@ -72,8 +83,7 @@ class Builder(Struct):
     """The number of the host's backend."""
     graph: Graph = field(default_factory=Graph)
     caches: dict[LayerKind, Cache] = field(default_factory=dict)
-    is_fused: bool = True
-    """Whether delta nets are one operation; not where a device computes for a layer of the host."""
+    fused: Fused = Fused()
     norm_op: str = "rms_norm"
     """What normalises the stream: by its mean square, or ("norm") by mean and variance."""
     batch_mask: Node | None = None

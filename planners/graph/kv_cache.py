@@ -86,8 +86,9 @@ def layer_kv_bytes(model: ModelInfo, layer: LayerInfo, shape: LaunchShape) -> in
         # A transposed V is as wide in every layer as in the widest.
         v_width = max(other.v_width for other in model.layers)
     k, v = cache_type(shape.type_k), cache_type(shape.type_v)
-    rows = k.row_bytes(layer.k_width) + k.row_bytes(layer.index_width) + v.row_bytes(v_width)
-    return cells * rows
+    rows = k.row_bytes(layer.k_width) + v.row_bytes(v_width)
+    indexed = k.row_bytes(layer.index_width) + v.row_bytes(layer.index_v_width)
+    return cells * (rows + indexed)
 
 
 def kv_cells(model: ModelInfo, layer: LayerInfo, shape: LaunchShape) -> int:
@@ -113,11 +114,12 @@ def layer_state_bytes(layer: LayerInfo, shape: LaunchShape) -> int:
 
 def kept_bytes(model: ModelInfo, shape: LaunchShape) -> list[int]:
     """Bytes that each layer keeps over all slots: KV cache and recurrent state."""
-    known: dict[tuple[LayerKind, int, int, int], int] = {}  # unlike layers mostly keep as much
+    known: dict[tuple[LayerKind, int, int, int, int], int] = {}  # unlike ones mostly keep as much
     unlike = kinds(model)
     found = []
     for layer in unlike.layers:
-        kind = (layer.kind, layer.k_width, layer.v_width, layer.state_width)
+        widths = (layer.k_width, layer.v_width, layer.index_width, layer.state_width)
+        kind = (layer.kind, *widths)
         if (n_bytes := known.get(kind)) is None:
             n_bytes = layer_kv_bytes(model, layer, shape) + layer_state_bytes(layer, shape)
             known[kind] = n_bytes

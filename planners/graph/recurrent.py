@@ -223,14 +223,14 @@ def delta_net(build: Builder, at: Placed, x: Node, ids: tuple[Node, Node]) -> No
         if build.model.architecture == "qwen3next":
             times = heads // ssm.n_group
             q, k = (_repeated(x, state, times, ssm.n_group, n, n_seqs) for x in (q, k))
-        elif not build.is_fused:
+        elif not (build.fused.steps and build.fused.chunks):
             q, k = (tensor("repeat", full(state, heads, n, n_seqs), src=(x,)) for x in (q, k))
-    if build.is_fused:
+    if build.fused.steps if n == 1 else build.fused.chunks:
         out_shape = full(head * heads, n * n_seqs + head * n_seqs)
         both = tensor("gated_delta_net", out_shape, src=(q, k, v, gate, beta, kept))
         out, new = view(both, head, heads, n, n_seqs), view(both, head, head, heads, n_seqs)
     else:
-        out, new = _chunked(q, k, v, gate, beta, kept)
+        out, new = (_stepped if n == 1 else _chunked)(q, k, v, gate, beta, kept)
     build.expand(copy_into(new, view(states, head * head * heads, n_seqs)))
     normed = build.norm(at, "ssm_norm", out)
     out = like("mul", normed, like("unary", reshape(z, head, heads, n, n_seqs)))
@@ -264,6 +264,25 @@ def _gates(build: Builder, at: Placed, x: Node) -> tuple[Node, Node]:
     if beta_shaped is None:
         beta = reshape(beta, 1, heads, n, n_seqs)
     return beta, reshape(gate, 1, heads, n, n_seqs)
+
+
+def _stepped(q: Node, k: Node, v: Node, gate: Node, beta: Node, kept: Node) -> tuple[Node, Node]:
+    """One token per slot without the fused operation (build_delta_net_autoregressive)."""
+    _, heads, _, n_seqs = v.ne
+    q = like("scale", q)
+    q, k, v = (permute(x, 0, 2, 1, 3) for x in (q, k, v))
+    decay = like("unary", reshape(gate, 1, gate.ne[0], heads, n_seqs))
+    state = like("mul", kept, decay)
+    known = _row_sums(like("mul", state, k))
+    new = like("mul", like("sub", v, transpose(known)), reshape(beta, 1, 1, heads, n_seqs))
+    keys = tensor("repeat", state.ne, src=(k,))
+    state = like("add", state, like("mul", keys, transpose(new)))
+    out = _row_sums(like("mul", state, q))
+    return permute(out, 2, 0, 1, 3), state
+
+
+def _row_sums(x: Node) -> Node:
+    return tensor("sum_rows", (1, *x.ne[1:]), src=(x,))
 
 
 def _chunked(q: Node, k: Node, v: Node, gate: Node, beta: Node, kept: Node) -> tuple[Node, Node]:
