@@ -45,6 +45,10 @@ class WeightInfo(Struct, frozen=True):
     """As in planners.ggml.types: "q8_0"; "" where it is not known."""
 
 
+DIFFUSERS = frozenset({"dream", "llada", "llada-moe", "rnd1"})
+"""Architectures that write a whole batch at once and keep no token (llama-arch.cpp)."""
+
+
 class LayerInfo(Struct, frozen=True):
     """One repeating block."""
 
@@ -63,6 +67,8 @@ class LayerInfo(Struct, frozen=True):
     """Elements of Q per token, over all heads."""
     index_width: int = 0
     """Elements per token that an indexer keeps beside K, of K's type, to choose what is read."""
+    index_v_width: int = 0
+    """Likewise beside V, of V's type; most indexers keep none."""
     state_width: int = 0
     """Elements (f32) of recurrent state per sequence; beside KV in layers that have both."""
     has_gate: bool = True
@@ -139,12 +145,17 @@ class ModelInfo(Struct, frozen=True):
         return len(self.layers)
 
     @property
-    def is_encoder(self) -> bool:
-        """True where no layer keeps anything: a batch is read at once, and attends to itself.
+    def keeps_nothing(self) -> bool:
+        """True where a batch is read at once, and attends to itself.
 
         A decoder whose file says that it is not causal keeps its KV cache.
         """
         return bool(self.layers) and all(layer.kind is LayerKind.NONE for layer in self.layers)
+
+    @property
+    def is_encoder(self) -> bool:
+        """True where such a batch has embeddings for its outcome, not the text of a diffuser."""
+        return self.keeps_nothing and self.architecture not in DIFFUSERS
 
     @property
     def is_embedding(self) -> bool:

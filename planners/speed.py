@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from planners.graph.compute import n_tokens
+from planners.graph.kinds import kinds
 from planners.graph.kv_cache import F32_BYTES, LaunchShape, cache_type
 from planners.hardware import HOST, DeviceId
 from planners.lessons.rates import Rate, Rates
@@ -61,9 +62,10 @@ def loads(
     used = min(used_tokens, shape.n_ctx_seq)
     per_byte = _params_per_byte(model)
     share = _touched(model, shape.n_parallel)
-    known: dict[tuple[LayerKind, *tuple[int, ...]], Load] = {}  # few kinds make up a model
+    known: dict[tuple[LayerKind, *tuple[int, ...]], Load] = {}  # unlike layers mostly ask the same
+    unlike = kinds(model)
     found = []
-    for layer in model.layers:
+    for layer in unlike.layers:
         widths = (layer.k_width, layer.v_width, layer.q_width, layer.state_width)
         kind = (layer.kind, layer.weight_bytes, layer.expert_bytes, *widths)
         if (load := known.get(kind)) is None:
@@ -71,8 +73,8 @@ def loads(
             known[kind] = load
         found.append(load)
     output = model.output_bytes
-    found.append(Load(output, 0.0, 2 * per_byte * output, 0.0, output, 0))
-    return tuple(found)
+    last = Load(output, 0.0, 2 * per_byte * output, 0.0, output, 0)
+    return (*(found[number] for number in unlike.numbers), last)
 
 
 def _load(

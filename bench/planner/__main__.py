@@ -21,6 +21,7 @@ TABLE = Path(__file__).parents[1] / "data" / "planning_actuals.jsonl"
 SHAPES = TABLE.with_name("planning_shapes.jsonl")
 OTHERS = TABLE.with_name("planning_others.jsonl")
 TWINS = TABLE.with_name("planning_twins.jsonl")
+MENDED = TABLE.with_name("planning_mended.jsonl")
 STRANGERS = TABLE.with_name("planning_strangers.jsonl")
 
 
@@ -30,7 +31,7 @@ def main() -> None:
     rows = os.environ.get("ROWS")
     parser.add_argument(
         "--rows", type=Path, nargs="*",
-        default=[Path(rows)] if rows else [TABLE, SHAPES, OTHERS, TWINS, STRANGERS],
+        default=[Path(rows)] if rows else [TABLE, SHAPES, OTHERS, TWINS, MENDED, STRANGERS],
         help="tables of launches (those in bench/data)",
     )  # fmt: skip
     parser.add_argument("--live", type=int, default=5, help="models loaded live (5; 0 for none)")

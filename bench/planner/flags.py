@@ -88,7 +88,8 @@ def launch_shape(options: Asked, model: ModelInfo, *, devices: Sequence[DeviceId
     embedding = "--embedding" in options.values
     n_batch = options.number("-b", 2048)
     # The batch is cut to the context as it was asked for, not as it is padded.
-    n_batch = min(context, n_batch) if model.is_causal else n_batch
+    is_cut = model.is_causal and not model.keeps_nothing
+    n_batch = min(context, n_batch) if is_cut else n_batch
     n_ubatch = min(n_batch, options.number("-ub", 512))
     return LaunchShape(
         n_ctx=n_ctx,

@@ -6,7 +6,7 @@ The rules are llama.cpp's (src/llama-hparams.cpp, src/llama-model.cpp and src/mo
 from msgspec import Struct, field
 
 from planners.ggml.header import GgufArray, GgufHeader, Scalar, Tensor
-from planners.model import LayerInfo, LayerKind, RecurrentShape, WeightInfo
+from planners.model import DIFFUSERS, LayerInfo, LayerKind, RecurrentShape, WeightInfo
 
 MAX_LAYERS = 512  # the deepest model so far has 162 (Nemotron Ultra 253B)
 USUAL_HEAD = 128  # elements; what most models of today have
@@ -24,13 +24,16 @@ _HYBRID_BY_PERIOD = frozenset({"qwen3next", "qwen35", "qwen35moe"})
 _BOTH = frozenset({"falcon-h1"})
 _SWA_PERIOD = {
     "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4, "llama4": 4, "exaone4": 4,
-    "olmo2": 4, "plamo3": 8, "afmoe": 4, "smallthinker": 4,
+    "olmo2": 4, "plamo3": 8, "afmoe": 4, "smallthinker": 4, "exaone-moe": 4, "mellum": 4,
+    "muse-glimmer": 4, "cohere2moe": 4, "laguna": 4,
 }  # fmt: skip
-_INDEXED = frozenset({"deepseek32", "glm-dsa"})
+_INDEXED = frozenset({"deepseek32", "glm-dsa", "minimax-m3"})
 _EXAONE_LAYERS = 64
 _LLAMA4_CHUNK = 8192
 _ROPE_PERIOD = 4
-_SWA_FROM_SECOND = frozenset({"smallthinker"})  # the first of each period sees all
+_SWA_FROM_SECOND = frozenset(
+    {"smallthinker", "cohere2moe", "laguna"}
+)  # the first of each period sees all
 
 
 class Facts(Struct):
@@ -110,7 +113,7 @@ def layers(
                 value_width=0 if is_latent else value,
                 n_ff=widths_ff[i],
                 n_ff_expert=facts.integer("expert_feed_forward_length") or widths_ff[i],
-                index_width=_index_width(facts),
+                index_widths=_index_widths(facts, i, v_head=value),
                 state_width=state_width(facts, kind, n_embd=n_embd, n_head=heads[i]),
                 has_rope=_has_rope(facts, i, kind, kinds),
             )
@@ -149,7 +152,7 @@ def _layer(
     value_width: int,
     n_ff: int,
     n_ff_expert: int,
-    index_width: int,
+    index_widths: tuple[int, int],
     state_width: int,
     has_rope: bool,
 ) -> LayerInfo:
@@ -166,7 +169,8 @@ def _layer(
         v_width=n_head_kv * value_width if keeps else 0,
         n_ff=n_ff_expert if expert_bytes else n_ff,
         q_width=n_head * key_width,
-        index_width=index_width if keeps else 0,
+        index_width=index_widths[0] if keeps else 0,
+        index_v_width=index_widths[1] if keeps else 0,
         state_width=state_width,
         has_gate=any(part.startswith("ffn_gate") and "inp" not in part for part in parts),
         has_qk_norm="attn_q_norm.weight" in parts,
@@ -197,10 +201,19 @@ def is_expert(name: str) -> bool:
     return "_exps" in name or "_chexps" in name
 
 
-def _index_width(facts: Facts) -> int:
-    """Elements of an indexer's one key per token (llama-kv-cache-dsa.cpp)."""
-    is_indexed = facts.architecture in _INDEXED
-    return facts.integer("attention.indexer.key_length") or 0 if is_indexed else 0
+def _index_widths(facts: Facts, i: int, *, v_head: int) -> tuple[int, int]:
+    """Elements of an indexer's one key per token, and of the V that is kept beside it.
+
+    llama-kv-cache-dsa.cpp; minimax-m3's keeps a head of V, which nobody reads, and has no indexer
+    in its first, dense layers (llama-kv-cache-msa.cpp).
+    """
+    if facts.architecture not in _INDEXED:
+        return 0, 0
+    key = facts.integer("attention.indexer.key_length") or 0
+    if facts.architecture != "minimax-m3":
+        return key, 0
+    is_dense = i < (facts.integer("leading_dense_block_count") or 0)
+    return (0, 0) if is_dense else (key, v_head)
 
 
 def _head_widths(facts: Facts, kind: LayerKind, *, default: int) -> tuple[int, int]:
@@ -217,7 +230,7 @@ def _kinds(
 ) -> tuple[LayerKind, ...]:
     """The kind of every layer."""
     arch, n_layer = facts.architecture, len(heads)
-    if arch in ENCODERS:
+    if arch in ENCODERS or arch in DIFFUSERS:
         return (LayerKind.NONE,) * n_layer
     if arch in _RECURRENT:
         return (LayerKind.RECURRENT,) * n_layer

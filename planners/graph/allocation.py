@@ -5,16 +5,21 @@ Best fit among freed blocks, else the end; results take a dying parent's place w
 
 from collections.abc import Iterable, Sequence
 
-from planners.graph.tensors import Node
+from planners.graph.tensors import Node, Played
 
 ALIGNMENT = 32  # ggml's CPU buffers; devices ask for 16 to 256, which changes kilobytes
 _OFFSET_BITS = 62
 ENDLESS = 1 << _OFFSET_BITS
 _MOST_CHUNKS = 16  # GGML_VBUFFER_MAX_CHUNKS; the last one takes all that is left
-_INPLACE = frozenset({
+INPLACE = frozenset({
     "fill", "scale", "add", "add_id", "sub", "mul", "div", "sqr", "sqrt", "unary", "rope",
     "rms_norm", "clamp", "soft_max",
 })  # fmt: skip
+
+
+_State = tuple[tuple[int, ...], tuple[int, ...]]
+_Played = dict[object, tuple[int, _State, int]]
+"""By a layer, and what was free before it: where its end lies, what is free then, and the most."""
 
 
 class _Chunk:
@@ -26,15 +31,38 @@ class _Chunk:
         self.offsets, self.sizes = [0], [size]
         self.most = 0
 
+    def state(self) -> _State:
+        """All that decides what is taken next."""
+        return (*self.offsets,), (*self.sizes,)
+
+    def restore(self, state: _State) -> None:
+        """As it was, or would be."""
+        offsets, sizes = state
+        self.offsets, self.sizes = [*offsets], [*sizes]
+
+    def best(self, size: int) -> int:
+        """The smallest block before the last that has `size` bytes, of equals the later; or -1."""
+        sizes = self.sizes
+        if len(sizes) < 2:
+            return -1
+        found, least = -1, ENDLESS
+        for i, free in enumerate(sizes[:-1]):
+            if size <= free <= least:
+                found, least = i, free
+        return found
+
     def take(self, block: int, size: int) -> int:
         """The offset of `size` bytes at the start of that block."""
         offsets, sizes = self.offsets, self.sizes
         offset = offsets[block]
-        offsets[block] += size
-        sizes[block] -= size
-        if not sizes[block]:
+        end = offset + size
+        if sizes[block] == size:
             del offsets[block], sizes[block]
-        self.most = max(self.most, offset + size)
+        else:
+            offsets[block] = end
+            sizes[block] -= size
+        if end > self.most:
+            self.most = end
         return offset
 
     def give(self, offset: int, size: int) -> None:
@@ -43,13 +71,14 @@ class _Chunk:
         Results without elements take no bytes and are freed too: blocks of 0 bytes are in the list
         there, so they are here.
         """
-        offsets, sizes = self.offsets, self.sizes
+        offsets, sizes, end = self.offsets, self.sizes, offset + size
         for i, start in enumerate(offsets):
             if start + sizes[i] == offset:
                 sizes[i] += size
-                self._join(i)
+                if len(sizes) > 1:
+                    self._join(i)
                 return
-            if offset + size == start:
+            if start == end:
                 offsets[i], sizes[i] = offset, sizes[i] + size
                 if i:
                     self._join(i - 1)
@@ -67,12 +96,13 @@ class _Chunk:
             del offsets[i + 1], sizes[i + 1]
 
 
-class _Heap:
+class Heap:
     """A backend's buffers: the next one is begun where what is asked for fits into none."""
 
-    def __init__(self, chunk_bytes: int) -> None:
+    def __init__(self, chunk_bytes: int, played: _Played | None = None) -> None:
         self._chunk_bytes = chunk_bytes
         self._chunks: list[_Chunk] = []
+        self._played: _Played = {} if played is None else played
 
     @property
     def most(self) -> int:
@@ -81,12 +111,13 @@ class _Heap:
 
     def take(self, size: int) -> int:
         """The address of `size` bytes: the number of a buffer, and an offset below."""
+        if len(self._chunks) == 1 and (sizes := self._chunks[0].sizes) and sizes[-1] >= size:
+            chunk = self._chunks[0]
+            return chunk.take(chunk.best(size), size)  # -1 is the last
         best, block = -1, 0
-        for c, chunk in enumerate(self._chunks):
-            best_size, last = ENDLESS, len(chunk.sizes) - 1
-            for i, free in enumerate(chunk.sizes):
-                if size <= free <= best_size and i < last:
-                    best, block, best_size = c, i, free
+        for c, chunk in enumerate(self._chunks):  # the last that has any, not the best of all
+            if (found := chunk.best(size)) >= 0:
+                best, block = c, found
         if best < 0:
             best = self._last_block_of(size)
             block = len(self._chunks[best].sizes) - 1
@@ -95,6 +126,53 @@ class _Heap:
     def give(self, address: int, size: int) -> None:
         """Free `size` bytes."""
         self._chunks[address >> _OFFSET_BITS].give(address & ENDLESS - 1, size)
+
+    def play(self, node: Played) -> None:
+        """Take and give as the nodes would that this one stands for."""
+        node.is_owned = True
+        ends = False
+        for n, count in node.part.shared:
+            source = node.src[n]
+            source.n_children = left = source.n_children - count
+            ends = ends or not left
+        if ends or not node.part.is_whole or self._chunk_bytes < ENDLESS:
+            node.offset = self._replayed(node)
+        else:
+            node.offset = self._remembered(node, self._chunks[0])
+
+    def _remembered(self, node: Played, chunk: _Chunk) -> int:
+        """As `_replayed`, of a layer by itself in the one buffer there is: its start lies there."""
+        key = id(node.part), node.src[node.part.start].offset, chunk.state()
+        if (found := self._played.get(key)) is not None:
+            end, state, most = found
+            chunk.restore(state)
+            chunk.most = max(chunk.most, most)
+            return end
+        before, chunk.most = chunk.most, 0
+        end = self._replayed(node)
+        self._played[key] = end, chunk.state(), chunk.most
+        chunk.most = max(chunk.most, before)
+        return end
+
+    def _replayed(self, node: Played) -> int:
+        """The address of the layer's end, all events gone through."""
+        frame = node.frame
+        if node.part.start >= 0:
+            frame[0] = node.src[node.part.start].offset
+        for place, size in node.part.events:
+            if size >= 0:
+                frame[place] = self.take(size)
+            elif place >= 0:
+                self.give(frame[place], ~size)
+            else:
+                self._end(node.src[~place])
+        return frame[node.place]
+
+    def _end(self, source: Node) -> None:
+        """Free what a layer has read for the last time, if no other reads it either."""
+        if not source.n_children and source.is_owned and not source.is_output:
+            self.give(source.offset, _aligned(source.n_bytes))
+            source.is_owned = False
 
     def _last_block_of(self, size: int) -> int:
         """Which buffer's end takes `size` bytes with the least new or unused ones, or a new one."""
@@ -120,7 +198,8 @@ def reserved_bytes(
     `chunk_bytes`: per backend how large one of its buffers may be, unless a single result is
     larger; ENDLESS where that is not bounded.
     """
-    return _Allocator(chunk_bytes).reserve(nodes, leafs)
+    played: _Played = {}
+    return Allocator([Heap(n_bytes, played) for n_bytes in chunk_bytes]).reserve(nodes, leafs)
 
 
 def most_bytes(nodes: Iterable[Node], leafs: Iterable[Node], *, n_backends: int) -> tuple[int, ...]:
@@ -135,34 +214,52 @@ def most_bytes(nodes: Iterable[Node], leafs: Iterable[Node], *, n_backends: int)
     return tuple(most)
 
 
-class _Allocator:
-    def __init__(self, chunk_bytes: Sequence[int]) -> None:
-        self._heaps = [_Heap(n_bytes) for n_bytes in chunk_bytes]
+class Allocator:
+    """Puts results into heaps, one for each backend, as long as somebody reads them."""
+
+    def __init__(self, heaps: Sequence[Heap]) -> None:
+        self._heaps = heaps
 
     def reserve(self, nodes: Sequence[Node], leafs: Iterable[Node]) -> tuple[int, ...]:
+        """Bytes per heap."""
         for leaf in leafs:
-            self._allocate(leaf)
+            if leaf.buffer is None and leaf.view_src is None and not leaf.is_owned:
+                self._allocate(leaf)
+        self.count(nodes)
+        self.put(nodes)
+        return tuple(heap.most for heap in self._heaps)
+
+    def count(self, nodes: Iterable[Node]) -> None:
+        """Count who reads and who views each source."""
         for node in nodes:
             if node.view_src is not None and node.op:
                 node.view_src.n_views += 1
             for source in node.src:
                 source.n_children += 1
-        for node in nodes:  # their sources come before them, or are leafs
+
+    def put(self, nodes: Iterable[Node]) -> None:
+        """Take bytes for each in turn, and give back those of sources that nobody reads any more.
+
+        Their sources come before them, or are leafs; all are counted.
+        """
+        heaps = self._heaps
+        for node in nodes:
+            if isinstance(node, Played):
+                heaps[node.backend].play(node)
+                continue
             if node.view_src is None and node.buffer is None and not node.is_owned:
-                self._allocate(node)
+                node.is_owned = True
+                if node.op not in INPLACE or not self._takes_over(node):
+                    node.offset = heaps[node.backend].take((node.n_bytes + 31) & -32)
             for source in node.src:
                 source.n_children = left = source.n_children - 1
                 if not left and source.buffer is None and not source.n_views:
                     self._release(source)
-        return tuple(heap.most for heap in self._heaps)
 
     def _allocate(self, node: Node) -> None:
-        if node.buffer is not None or node.is_owned or node.view_src is not None:
-            return
         node.is_owned = True
-        if node.op in _INPLACE and self._takes_over(node):
-            return
-        node.offset = self._heaps[node.backend].take(_aligned(node.n_bytes))
+        if node.op not in INPLACE or not self._takes_over(node):
+            node.offset = self._heaps[node.backend].take(_aligned(node.n_bytes))
 
     def _takes_over(self, node: Node) -> bool:
         """Put `node` where a parent lies that nobody else needs; views never qualify."""

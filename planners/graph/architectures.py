@@ -14,6 +14,7 @@ from planners.graph.tensors import Node, Undrawn, get_rows, leaf_input, like, vi
 from planners.model import LayerKind, ModelInfo
 
 _LATE_OUTPUTS = (*DELTA_NETS, "gpt-oss", *NEMOTRONS)
+_ALL_OUTPUTS = ("cogvlm",)  # every token's logits are computed, whoever asks for them
 _WINDOW_PERIOD = 6  # of gemma-embedding: the last layer of so many sees all
 _UNPINNED_NORMS = (*GEMMAS, "olmo2", "exaone4")  # the last of a layer, named without it
 _LAYER_NORMS = ("command-r", "cohere2", "starcoder2", "stablelm")
@@ -62,16 +63,17 @@ def _draw_decoder(
     def draw_layer(at: Placed, x: Node) -> Node:
         return _layer(build, at, x, positions, ids, None)
 
-    masks = [batch_mask(build) for _ in range(2)] if build.model.is_encoder else []
+    masks = [batch_mask(build) for _ in range(2)] if build.model.keeps_nothing else []
     asks_first = ids is None or arch in DELTA_NETS
-    repeats = Repeats(build.graph, asks_first=asks_first, shared=ids or ())
+    repeats = Repeats(build.graph, asks_first=asks_first, shared=ids or (), player=build.player)
     for i, at in enumerate(layers):
         if masks:
             build.batch_mask = masks[at.is_odd]
-        if i == len(layers) - 1 and arch not in _LATE_OUTPUTS:
+        if i == len(layers) - 1 and arch not in (*_LATE_OUTPUTS, *_ALL_OUTPUTS):
             x = _layer(build, at, x, positions, ids, out_ids)
         else:
-            x = repeats.layer(at, x, draw_layer)
+            after = layers[i + 1] if i + 1 < len(layers) else None
+            x = repeats.layer(at, x, draw_layer, after=after)
         if at.is_odd and first.view_src is not None:
             x = like("add", x, view(first, *x.ne[:2], nb=first.nb))
     late = out_ids if arch in _LATE_OUTPUTS else None
@@ -123,6 +125,8 @@ def _layer(
         return like("add", x, skip)
     if out_ids is not None:
         x, skip = get_rows(x, out_ids), get_rows(skip, out_ids)
+    if arch == "gptneox" and build.number("use_parallel_residual"):  # of two norms
+        return like("add", like("add", build.ffn(at, build.norm(at, "ffn_norm", skip)), skip), x)
     if _is_parallel(at):
         normed = normed if out_ids is None else get_rows(normed, out_ids)
         return like("add", like("add", build.ffn(at, normed), skip), x)

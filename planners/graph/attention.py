@@ -12,6 +12,7 @@ from planners.graph.tensors import (
     needed,
     permute,
     reshape,
+    tensor,
     view,
 )
 
@@ -165,5 +166,5 @@ def _expanded_attention(build: Builder, at: Placed, x: Node, positions: Node) ->
     v = reshape(cont(v), v_head, heads, n)
     q_pe, k_pe = like("rope", q_pe, positions), like("rope", k_pe, positions)
     q = concat(q_nope, q_pe)
-    k = concat(k_nope, Node("repeat", q_pe.ne, src=(k_pe, q_pe)))
+    k = concat(k_nope, tensor("repeat", q_pe.ne, src=(k_pe, q_pe)))
     return build.linear(at, "attn_output", build.attend(at, q, k, v))

@@ -13,6 +13,7 @@ from planners.graph.tensors import (
     I64,
     Graph,
     Node,
+    Player,
     Undrawn,
     cont,
     full,
@@ -23,6 +24,7 @@ from planners.graph.tensors import (
     permute,
     reshape,
     set_rows,
+    tensor,
     transpose,
     view,
 )
@@ -43,7 +45,8 @@ class Placed(Struct, frozen=True):
     on_host: frozenset[str]
     """Weights that stay in host memory though the layer does not."""
     is_pinned: bool
-    """Whether its norms are forced onto the layer's backend: only with all layers off the host."""
+    """Whether its norms are forced onto the layer's backend: with all layers off the host, or in
+    small batches."""
     is_odd: bool = False
     """Whether it is one of those that its architecture treats unlike the others of its shape."""
 
@@ -58,6 +61,16 @@ class Cache(Struct):
     v_rotation: Node | None = None
 
 
+class Fused(Struct, frozen=True):
+    """Whether delta nets are one operation; not where it would run elsewhere than its layer lies.
+
+    The engine decides it apart for batches of one token per slot, and of several.
+    """
+
+    steps: bool = True
+    chunks: bool = True
+
+
 class Builder(Struct):
     """A graph in the making, for one ubatch of `n` tokens."""
 
@@ -70,14 +83,15 @@ class Builder(Struct):
     """The number of the host's backend."""
     graph: Graph = field(default_factory=Graph)
     caches: dict[LayerKind, Cache] = field(default_factory=dict)
-    is_fused: bool = True
-    """Whether delta nets are one operation; not where a device computes for a layer of the host."""
+    fused: Fused = Fused()
     norm_op: str = "rms_norm"
     """What normalises the stream: by its mean square, or ("norm") by mean and variance."""
     batch_mask: Node | None = None
     """What a layer sees of the batch, where there is no cache."""
     attention_scales: Node | None = None
     """An input of llama4's."""
+    player: Player | None = None
+    """Where layers like one before need not be drawn; None where all are."""
     _named: dict[int, dict[str, WeightInfo]] = field(default_factory=dict)
     """Weights by name, of each layer met; many are one object."""
 
@@ -216,9 +230,9 @@ class Builder(Struct):
     def _flash(
         self, q: Node, k: Node, v: Node, mask: Node, extra: tuple[Node, ...], *, v_b: Node | None
     ) -> Node:
-        k, v = (Node("cpy", x.ne, size=F16, src=(x,)) if x.size == F32 else x for x in (k, v))
+        k, v = (tensor("cpy", x.ne, size=F16, src=(x,)) if x.size == F32 else x for x in (k, v))
         ne = (v.ne[0], q.ne[2], q.ne[1], q.ne[3])
-        x = Node("flash_attn", ne, src=(q, k, v, mask, *extra))
+        x = tensor("flash_attn", ne, src=(q, k, v, mask, *extra))
         if v_b is not None:
             x = mul_mat(v_b, permute(x, 0, 2, 1, 3))
             x = cont(permute(x, 0, 2, 1, 3))
@@ -236,7 +250,7 @@ class Builder(Struct):
             width = max(other.v_width for other in self.model.layers)
         kind = CACHE_TYPES[self.shape.type_k if part == "k" else self.shape.type_v]
         size = kind.block_bytes / kind.block
-        node = Node("", full(width, cells, self.shape.n_stream), size=size)
+        node = tensor("", full(width, cells, self.shape.n_stream), size=size)
         node.n_bytes, node.buffer = int(width * cells * self.shape.n_stream * size), at.kv_backend
         return node
 
@@ -257,7 +271,7 @@ class Builder(Struct):
         is_plain = x.nb[2] == width * x.size
         x = reshape(x, width, x.ne[2]) if is_plain else cont(x, width, x.ne[2])
         if width < cache.ne[0]:
-            x = Node("pad", full(cache.ne[0], x.ne[1]), src=(x,))
+            x = tensor("pad", full(cache.ne[0], x.ne[1]), src=(x,))
         elements = cache.ne[0] * cache.ne[1] * cache.ne[2]
         return set_rows(reshape(cache, 1, elements), reshape(x, 1, x.ne[0] * x.ne[1]), ids)
 
@@ -304,7 +318,7 @@ class Builder(Struct):
         elif self.model.architecture.startswith(_SQUARED):
             x = like("sqr", like("unary", up))
         elif self._has_gate_within(at, f"ffn_down{suffix}", up):
-            x = Node("glu", (up.ne[0] // 2, *up.ne[1:]), src=(up,))
+            x = tensor("glu", (up.ne[0] // 2, *up.ne[1:]), src=(up,))
         else:
             x = like("unary", up)
         x = self.linear(at, f"ffn_down{suffix}", x)
@@ -353,7 +367,7 @@ def _rotation(cache_type: str, head: int, *, is_key: bool) -> Node | None:
 
 
 def _weight(found: WeightInfo, backend: int) -> Node:
-    node = Node("", full(*found.shape), n_bytes=found.n_bytes)
+    node = tensor("", full(*found.shape), n_bytes=found.n_bytes)
     node.is_weight, node.buffer = True, backend
     return node
 

@@ -10,7 +10,8 @@ from math import prod
 
 from planners.graph.fallback import is_remote
 from planners.graph.families import BERTS
-from planners.graph.kv_cache import F32_BYTES, LaunchShape, kv_cells, padded
+from planners.graph.kinds import kinds
+from planners.graph.kv_cache import F32_BYTES, LaunchShape, kv_cells, layer_kv_bytes, padded
 from planners.model import LayerInfo, LayerKind, ModelInfo, WeightInfo
 
 _PIPELINED = ("vulkan", "cuda", "hip")  # whose devices are asynchronous and have events
@@ -19,6 +20,7 @@ MAMBA_1 = ("mamba", "jamba")
 MARGIN_SHARE = 0.2  # the least that left no measured launch more than 2 % above its bound
 LIKENESS_SHARE = 0.4  # of graphs drawn by likeness, or estimated
 _ROWS_BESIDE = 5  # activations that an unknown graph may keep longer
+_DECAY_CHUNK, _DECAYS = 16, 3  # tokens that are set against each other, and copies of it
 _READ = frozenset({
     "attn_norm", "attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "attn_q_norm",
     "attn_k_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "ffn_up", "ffn_gate",
@@ -49,34 +51,55 @@ def doubt_bytes(model: ModelInfo, shape: LaunchShape, n_bytes: int) -> int:
     """By how much a buffer may exceed what likeness says: the graph may be another one.
 
     The price of rows that are kept longer, of what weights put out that no likeness reads, of
-    an indexer's scores, of states read and written, and of the largest weight once more, where it
-    is lent.
+    an indexer's scores, of states read and written, and of the largest weight and a layer's cache
+    once more, where they are lent.
     """
     n = n_tokens(shape)
     states = 2 * max((layer.state_width for layer in model.layers), default=0)
     rows = _ROWS_BESIDE * model.n_embd + _unread_width(model)
     is_lent = shape.split and shape.n_gpu_layers <= model.n_layer
-    lent = model.largest_tensor_bytes if is_lent else 0
+    lent = model.largest_tensor_bytes + _layer_cache_bytes(model, shape) if is_lent else 0
     # What else passes from one device to the next is held as often as all that does.
     copies = n_copies(shape, is_whole=shape.n_gpu_layers > model.n_layer)
     kept = copies * _rows(rows, n) + _rows(states, shape.n_parallel)
-    kept += _rows(_score_width(model, shape), n)
+    kept += _rows(_score_width(model, shape) + _decay_width(model, shape), n)
     return int(n_bytes * LIKENESS_SHARE) + kept + lent
 
 
+def _layer_cache_bytes(model: ModelInfo, shape: LaunchShape) -> int:
+    """KV cache of the layer that keeps most; a device is sent those of the host's layers."""
+    objects = {id(layer): layer for layer in model.layers}.values()
+    return max((layer_kv_bytes(model, layer, shape) for layer in objects), default=0)
+
+
 def _score_width(model: ModelInfo, shape: LaunchShape) -> int:
-    """Elements per token of an indexer's scores, of every cell by each of its heads."""
+    """Elements per token of an indexer's scores, of every cell by each of its heads.
+
+    They are there twice, as a product and in another order, and once more summed up and masked.
+    """
     indexed = next((layer for layer in model.layers if layer.index_width), None)
     heads = dict(model.metadata).get(f"{model.architecture}.attention.indexer.head_count")
     if indexed is None or not isinstance(heads, int):
         return 0
-    return heads * kv_cells(model, indexed, shape)
+    return (2 * heads + 2) * kv_cells(model, indexed, shape)
+
+
+def _decay_width(model: ModelInfo, shape: LaunchShape) -> int:
+    """Elements per token of decays apart for every channel, where no one operation does it all.
+
+    The engine gives that up for all layers where one would run elsewhere than its states lie
+    (delta-net-base.cpp, build_delta_net_chunking).
+    """
+    width = dict(model.metadata).get(f"{model.architecture}.kda.head_dim")
+    is_whole = shape.n_gpu_layers > model.n_layer and not shape.kv_on_host
+    if not isinstance(width, int) or not shape.split or is_whole:
+        return 0
+    return _DECAYS * _DECAY_CHUNK * width * max(layer.n_head for layer in model.layers)
 
 
 def _unread_width(model: ModelInfo) -> int:
     """Elements per token that weights put out which no likeness reads: of a layer, and outside."""
-    objects = dict(zip(map(id, model.layers), model.layers, strict=True))
-    inside = max((_width_out(layer.weights) for layer in objects.values()), default=0)
+    inside = max((_width_out(layer.weights) for layer in kinds(model).layers), default=0)
     return inside + 2 * _width_out(model.ends)
 
 
@@ -133,14 +156,14 @@ def _rows(width: int, n: int) -> int:
 
 def _inputs_bytes(model: ModelInfo, shape: LaunchShape, n: int) -> int:
     """Masks, and without flash attention the rows' indices: one of each per cache."""
-    kinds = {layer.kind: layer for layer in model.layers}
+    last = {layer.kind: layer for layer in model.layers}
     mask = _MASK_BYTES[shape.flash_attn]
-    if model.is_encoder:
+    if model.keeps_nothing:
         has_windows = f"{model.architecture}.attention.sliding_window" in dict(model.metadata)
         return n * n * mask * (2 if has_windows else 1)
     total = 0
     for kind in (LayerKind.FULL, LayerKind.SWA):
-        if (layer := kinds.get(kind)) is None:
+        if (layer := last.get(kind)) is None:
             continue
         total += kv_cells(model, layer, shape) * n * mask
         if not shape.flash_attn:
@@ -150,9 +173,8 @@ def _inputs_bytes(model: ModelInfo, shape: LaunchShape, n: int) -> int:
 
 def _peak_bytes(model: ModelInfo, shape: LaunchShape, n: int) -> int:
     """The widest stage over all layers and the logits, inputs apart."""
-    objects = dict(zip(map(id, model.layers), model.layers, strict=True))  # few, for equal layers
-    kinds = {_kind(layer): layer for layer in objects.values()}
-    stages = [stage for layer in kinds.values() for stage in _stages(model, layer, shape, n)]
+    unlike = {_kind(layer): layer for layer in kinds(model).layers}
+    stages = [stage for layer in unlike.values() for stage in _stages(model, layer, shape, n)]
     if model.output_bytes and not model.is_encoder:
         logits = _rows(model.n_vocab, min(n, n_outputs(model, shape)))
         stages.append(_rows(model.n_embd, n) + logits)
@@ -188,12 +210,12 @@ def _ffn_bytes(model: ModelInfo, layer: LayerInfo, n: int) -> int:
 def _attention_bytes(model: ModelInfo, layer: LayerInfo, shape: LaunchShape, n: int) -> int:
     q, embeddings = _rows(layer.q_width, n), _rows(model.n_embd, n)
     if not shape.flash_attn:
-        n_kv = n if model.is_encoder else kv_cells(model, layer, shape)
+        n_kv = n if model.keeps_nothing else kv_cells(model, layer, shape)
         latent = q if layer.k_width and not layer.v_width else 0
-        kv = 2 * q if model.is_encoder else 0  # in no cache
+        kv = 2 * q if model.keeps_nothing else 0  # in no cache
         return embeddings + q + _rows(layer.n_head * n_kv, n) + latent + kv
     kv = 2 * _rows(layer.k_width, n) + _rows(layer.v_width, n)
-    if model.architecture == "gemma3" or model.is_encoder:
+    if model.architecture == "gemma3" or model.keeps_nothing:
         kv = 0
     return 2 * embeddings + (4 if layer.has_qk_norm else 3) * q + kv
 

@@ -10,6 +10,7 @@ from planners.graph.tensors import (
     like,
     mul_mat,
     needed,
+    tensor,
     transpose,
     view,
 )
@@ -26,7 +27,7 @@ def embedded(build: Builder, host: int) -> Node:
         x = build.scaled(x, "embedding_scale")
     width = build.model.n_embd * (1 + stacked_layers(build.model))
     if width > build.model.n_embd:
-        x = Node("pad", (width, *x.ne[1:]), src=(x,))
+        x = tensor("pad", (width, *x.ne[1:]), src=(x,))
         x = view(x, build.model.n_embd, build.n, nb=x.nb)
     build.expand(x, leaf_input(width, build.n))
     return x

@@ -13,6 +13,7 @@ from planners.graph.tensors import (
     needed,
     reshape,
     set_rows,
+    tensor,
     view,
 )
 
@@ -34,20 +35,20 @@ def moe(build: Builder, at: Placed, x: Node, *, gating: str = "softmax", norm: b
         selection = like("add", probs, bias)
     if (groups := int(build.number("expert_group_count"))) > 1:
         selection = _of_best_groups(build, selection, groups)
-    sorted_ids = Node("argsort", selection.ne, size=I32, src=(selection,))
+    sorted_ids = tensor("argsort", selection.ne, size=I32, src=(selection,))
     ids = view(sorted_ids, used, n, nb=sorted_ids.nb)
     weights = get_rows(reshape(probs, 1, probs.ne[0], n), ids)
     if late:
         weights = reshape(like("soft_max", reshape(weights, used, n)), 1, used, n)
     if norm:
         weights = reshape(weights, used, n)
-        total = like("clamp", Node("sum_rows", full(1, n), src=(weights,)))
+        total = like("clamp", tensor("sum_rows", full(1, n), src=(weights,)))
         weights = reshape(like("div", weights, total), 1, used, n)
     weights = build.scaled(weights, "expert_weights_scale")
     build.expand(weights)
     x = reshape(x, width, 1, n)
     if is_early:  # what goes in is weighted, not what comes out
-        x = like("mul", Node("repeat", full(width, used, n), src=(x,)), weights)
+        x = like("mul", tensor("repeat", full(width, used, n), src=(x,)), weights)
     return _mixed(build, at, x, ids, weights, is_weighted=is_early)
 
 
@@ -58,12 +59,12 @@ def _of_best_groups(build: Builder, selection: Node, groups: int) -> Node:
     if selection.ne[0] % groups or each < _SCORED or not kept:
         raise Undrawn(f"{kept} of {groups} groups of experts are used")
     grouped = reshape(selection, each, groups, n)
-    ranked = Node("argsort", grouped.ne, size=I32, src=(grouped,))
+    ranked = tensor("argsort", grouped.ne, size=I32, src=(grouped,))
     best = get_rows(reshape(grouped, 1, each, groups, n),
                     view(ranked, _SCORED, groups, n, nb=ranked.nb))  # fmt: skip
-    total = Node("sum_rows", full(1, groups, n), src=(reshape(best, _SCORED, groups, n),))
+    total = tensor("sum_rows", full(1, groups, n), src=(reshape(best, _SCORED, groups, n),))
     scores = reshape(total, groups, n)
-    order = Node("argsort", scores.ne, size=I32, src=(scores,))
+    order = tensor("argsort", scores.ne, size=I32, src=(scores,))
     ids = view(order, kept, n, nb=order.nb)
     masked = set_rows(like("fill", grouped), get_rows(grouped, ids), ids)
     return reshape(masked, selection.ne[0], n)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import chain, repeat
 
 from planners.ggml.layers import is_expert
+from planners.graph.kinds import kinds
 from planners.graph.kv_cache import F32_BYTES, LaunchShape
 from planners.hardware import HOST, DeviceId, DeviceKind, HardwareProfile
 from planners.model import LayerInfo, ModelInfo, RecurrentShape, WeightInfo
@@ -42,23 +43,23 @@ def host_weights(
 
     Empty for layers of which no tensors are known, but for their experts, see `moved_bytes`.
     """
+    if not (shape.on_host or shape.n_cpu_moe or shape.binding_limits or kinds(model).scans):
+        return (_NONE,) * (model.n_layer + 1)
     limits = dict(shape.binding_limits)
-    kinds = {owner: (_is_local(owner), limits.get(owner)) for owner in {*owners}}
+    places = {owner: (_is_local(owner), limits.get(owner)) for owner in {*owners}}
     # Patterns may name a layer's number; all else is alike in one layer and the next.
     numbers = range(model.n_layer) if shape.on_host else repeat(None)
     is_lean = chain(repeat(True, shape.n_cpu_moe), repeat(False))
-    marks = [*zip(map(id, model.layers), map(kinds.get, owners), numbers, is_lean, strict=False)]
-    first = {
-        mark: i for i, mark in zip(range(len(marks) - 1, -1, -1), reversed(marks), strict=True)
-    }
-    known = {
-        mark: _left(
-            f"blk.{i}.", i, model.layers[i].weights, shape,
-            owner=owners[i], limit=limits.get(owners[i]), recurrent=model.recurrent,
-        )
-        for mark, i in first.items()
-    }  # fmt: skip
-    found = [known[mark] for mark in marks]
+    marks = zip(map(id, model.layers), map(places.get, owners), numbers, is_lean, strict=False)
+    known: dict[object, frozenset[str]] = {}
+    found = []
+    for i, mark in enumerate(marks):
+        if (left := known.get(mark)) is None:
+            left = known[mark] = _left(
+                f"blk.{i}.", i, model.layers[i].weights, shape,
+                owner=owners[i], limit=limits.get(owners[i]), recurrent=model.recurrent,
+            )  # fmt: skip
+        found.append(left)
     outputs = [w for w in model.ends if w.name.startswith("output")]
     if not any(w.name == "output.weight" for w in outputs) and model.tied_bytes:
         outputs += [w for w in model.ends if w.name == "token_embd.weight"]
@@ -79,6 +80,8 @@ def fallbacks(
     model: ModelInfo, shape: LaunchShape, owners: Sequence[DeviceId]
 ) -> tuple[Reason, ...]:
     """Each kind of weight that a device's limits keep on the host."""
+    if not (shape.binding_limits or kinds(model).scans):
+        return ()
     asked = LaunchShape(
         shape.n_ctx, shape.n_parallel, shape.n_batch, shape.n_ubatch,
         n_cpu_moe=shape.n_cpu_moe, on_host=shape.on_host,

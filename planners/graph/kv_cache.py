@@ -7,6 +7,7 @@ launches of llama-server b10434.
 from msgspec import Struct
 
 from planners.ggml.types import CACHE_TYPES, TensorType
+from planners.graph.kinds import kinds
 from planners.hardware import DeviceId
 from planners.model import LayerInfo, LayerKind, ModelInfo
 
@@ -85,8 +86,9 @@ def layer_kv_bytes(model: ModelInfo, layer: LayerInfo, shape: LaunchShape) -> in
         # A transposed V is as wide in every layer as in the widest.
         v_width = max(other.v_width for other in model.layers)
     k, v = cache_type(shape.type_k), cache_type(shape.type_v)
-    rows = k.row_bytes(layer.k_width) + k.row_bytes(layer.index_width) + v.row_bytes(v_width)
-    return cells * rows
+    rows = k.row_bytes(layer.k_width) + v.row_bytes(v_width)
+    indexed = k.row_bytes(layer.index_width) + v.row_bytes(layer.index_v_width)
+    return cells * (rows + indexed)
 
 
 def kv_cells(model: ModelInfo, layer: LayerInfo, shape: LaunchShape) -> int:
@@ -112,15 +114,17 @@ def layer_state_bytes(layer: LayerInfo, shape: LaunchShape) -> int:
 
 def kept_bytes(model: ModelInfo, shape: LaunchShape) -> list[int]:
     """Bytes that each layer keeps over all slots: KV cache and recurrent state."""
-    known: dict[tuple[LayerKind, int, int, int], int] = {}  # few kinds of layer make up a model
-    of_object: dict[int, int] = {}  # and equal layers mostly are one object
-    for number, layer in {id(layer): layer for layer in model.layers}.items():
-        kind = (layer.kind, layer.k_width, layer.v_width, layer.state_width)
+    known: dict[tuple[LayerKind, int, int, int, int], int] = {}  # unlike ones mostly keep as much
+    unlike = kinds(model)
+    found = []
+    for layer in unlike.layers:
+        widths = (layer.k_width, layer.v_width, layer.index_width, layer.state_width)
+        kind = (layer.kind, *widths)
         if (n_bytes := known.get(kind)) is None:
             n_bytes = layer_kv_bytes(model, layer, shape) + layer_state_bytes(layer, shape)
             known[kind] = n_bytes
-        of_object[number] = n_bytes
-    return [of_object[number] for number in map(id, model.layers)]
+        found.append(n_bytes)
+    return [found[number] for number in unlike.numbers]
 
 
 def state_bytes(model: ModelInfo, shape: LaunchShape) -> int:

@@ -15,6 +15,7 @@ from planners.graph.tensors import (
     needed,
     permute,
     reshape,
+    tensor,
     transpose,
     view,
 )
@@ -42,7 +43,7 @@ def _dimensions(build: Builder) -> RecurrentShape:
 
 
 def _state(build: Builder, at: Placed, width: int) -> Node:
-    node = Node("", full(width, build.n_seqs))
+    node = tensor("", full(width, build.n_seqs))
     node.buffer = at.kv_backend
     return node
 
@@ -60,7 +61,7 @@ def _cleared(build: Builder, states: Node) -> Node:
     """The states row by row, one of them set to zero for new sequences."""
     flat = reshape(states, *states.ne[:2])
     zero = view(flat, 0)
-    build.expand(Node("scale", zero.ne, src=(zero,), view_of=states, n_bytes=0))
+    build.expand(tensor("scale", zero.ne, src=(zero,), view_of=states, n_bytes=0))
     return flat
 
 
@@ -84,7 +85,7 @@ def _convolution_input(
 def _ssm_conv(build: Builder, at: Placed, joined: Node, name: str = "ssm_conv1d") -> Node:
     kernel = needed(build.weight(at, f"{name}.weight"), name)
     ne = (joined.ne[1], joined.ne[0] - kernel.ne[0] + 1, joined.ne[2], 1)
-    return Node("ssm_conv", ne, src=(joined, kernel))
+    return tensor("ssm_conv", ne, src=(joined, kernel))
 
 
 def mamba_1(build: Builder, at: Placed, x: Node, ids: tuple[Node, Node]) -> Node:
@@ -165,7 +166,7 @@ def _scanned(
     flat = _cleared(build, states)
     n_outputs = x.ne[0] * x.ne[1] * x.ne[2] * x.ne[3]
     kept = reshape(flat, *heads, build.n_seqs)
-    y = Node("ssm_scan", full(n_outputs + width * build.n_seqs),
+    y = tensor("ssm_scan", full(n_outputs + width * build.n_seqs),
              src=(kept, x, dt, a, b, c, ids[0]))  # fmt: skip
     build.expand(y)
     _moved(build, states, flat, ids)
@@ -177,7 +178,7 @@ def _scanned(
 def _gated_by(build: Builder, at: Placed, y: Node, x: Node, z: Node) -> Node:
     d = needed(build.weight(at, "ssm_d"), "ssm_d")
     y = like("add", y, like("mul", x, d))
-    return Node("glu", y.ne, src=(cont(z), y))
+    return tensor("glu", y.ne, src=(cont(z), y))
 
 
 def short_convolution(build: Builder, at: Placed, x: Node, ids: tuple[Node, Node]) -> Node:
@@ -222,14 +223,14 @@ def delta_net(build: Builder, at: Placed, x: Node, ids: tuple[Node, Node]) -> No
         if build.model.architecture == "qwen3next":
             times = heads // ssm.n_group
             q, k = (_repeated(x, state, times, ssm.n_group, n, n_seqs) for x in (q, k))
-        elif not build.is_fused:
-            q, k = (Node("repeat", full(state, heads, n, n_seqs), src=(x,)) for x in (q, k))
-    if build.is_fused:
+        elif not (build.fused.steps and build.fused.chunks):
+            q, k = (tensor("repeat", full(state, heads, n, n_seqs), src=(x,)) for x in (q, k))
+    if build.fused.steps if n == 1 else build.fused.chunks:
         out_shape = full(head * heads, n * n_seqs + head * n_seqs)
-        both = Node("gated_delta_net", out_shape, src=(q, k, v, gate, beta, kept))
+        both = tensor("gated_delta_net", out_shape, src=(q, k, v, gate, beta, kept))
         out, new = view(both, head, heads, n, n_seqs), view(both, head, head, heads, n_seqs)
     else:
-        out, new = _chunked(q, k, v, gate, beta, kept)
+        out, new = (_stepped if n == 1 else _chunked)(q, k, v, gate, beta, kept)
     build.expand(copy_into(new, view(states, head * head * heads, n_seqs)))
     normed = build.norm(at, "ssm_norm", out)
     out = like("mul", normed, like("unary", reshape(z, head, heads, n, n_seqs)))
@@ -238,7 +239,7 @@ def delta_net(build: Builder, at: Placed, x: Node, ids: tuple[Node, Node]) -> No
 
 
 def _repeated(x: Node, width: int, times: int, groups: int, n: int, n_seqs: int) -> Node:
-    x = Node("repeat", full(width, times, groups, n * n_seqs),
+    x = tensor("repeat", full(width, times, groups, n * n_seqs),
              src=(reshape(x, width, 1, groups, n * n_seqs),))  # fmt: skip
     return reshape(x, width, times * groups, n, n_seqs)
 
@@ -263,6 +264,25 @@ def _gates(build: Builder, at: Placed, x: Node) -> tuple[Node, Node]:
     if beta_shaped is None:
         beta = reshape(beta, 1, heads, n, n_seqs)
     return beta, reshape(gate, 1, heads, n, n_seqs)
+
+
+def _stepped(q: Node, k: Node, v: Node, gate: Node, beta: Node, kept: Node) -> tuple[Node, Node]:
+    """One token per slot without the fused operation (build_delta_net_autoregressive)."""
+    _, heads, _, n_seqs = v.ne
+    q = like("scale", q)
+    q, k, v = (permute(x, 0, 2, 1, 3) for x in (q, k, v))
+    decay = like("unary", reshape(gate, 1, gate.ne[0], heads, n_seqs))
+    state = like("mul", kept, decay)
+    known = _row_sums(like("mul", state, k))
+    new = like("mul", like("sub", v, transpose(known)), reshape(beta, 1, 1, heads, n_seqs))
+    keys = tensor("repeat", state.ne, src=(k,))
+    state = like("add", state, like("mul", keys, transpose(new)))
+    out = _row_sums(like("mul", state, q))
+    return permute(out, 2, 0, 1, 3), state
+
+
+def _row_sums(x: Node) -> Node:
+    return tensor("sum_rows", (1, *x.ne[1:]), src=(x,))
 
 
 def _chunked(q: Node, k: Node, v: Node, gate: Node, beta: Node, kept: Node) -> tuple[Node, Node]:
@@ -296,7 +316,7 @@ def _chunked(q: Node, k: Node, v: Node, gate: Node, beta: Node, kept: Node) -> t
         new = like("sub", _slice(v_t), old)
         inner = mul_mat(new, _slice(mask))
         outer = like("add", mul_mat(state, _slice(q_decayed)), inner)
-        v = Node("set", v.ne, nb=v.nb, src=(v, outer), view_of=v, n_bytes=v.n_bytes)
+        v = tensor("set", v.ne, nb=v.nb, src=(v, outer), view_of=v, n_bytes=v.n_bytes)
         gained = mul_mat(_slice(k_t), new)
         state = like("add", like("mul", state, _slice(last_decay)), gained)
     out = view(v, value, n, value_heads, n_seqs,
@@ -306,14 +326,14 @@ def _chunked(q: Node, k: Node, v: Node, gate: Node, beta: Node, kept: Node) -> t
 
 def _within_chunks(k: Node, k_b: Node, q: Node, sums: Node) -> tuple[Node, Node]:
     """Attention inside of each chunk: the masked products, and the solved system."""
-    across = Node("repeat", (CHUNK, *sums.ne[:1], *sums.ne[2:]),
+    across = tensor("repeat", (CHUNK, *sums.ne[:1], *sums.ne[2:]),
                   src=(reshape(sums, 1, CHUNK, *sums.ne[2:]),))  # fmt: skip
     decay = like("unary", like("tri", like("sub", across, sums)))
     products = like("mul", mul_mat(k, k_b), decay)
     masked = like("tri", like("mul", mul_mat(k, q), decay))
     lower = like("tri", products)
     ones = like("fill", view(lower, CHUNK))
-    identity = Node("diag", full(CHUNK, CHUNK), src=(ones,))
+    identity = tensor("diag", full(CHUNK, CHUNK), src=(ones,))
     left = like("add", lower, identity)
     solved = like("solve_tri", left, like("unary", lower))
     return masked, like("add", solved, identity)
@@ -321,7 +341,7 @@ def _within_chunks(k: Node, k_b: Node, q: Node, sums: Node) -> tuple[Node, Node]
 
 def _padded(x: Node, padding: int) -> Node:
     ne = (x.ne[0], x.ne[1] + padding, *x.ne[2:])
-    return Node("pad", ne, src=(x,))
+    return tensor("pad", ne, src=(x,))
 
 
 def _slice(x: Node) -> Node:

@@ -14,6 +14,7 @@ from planners.graph.tensors import VIEW_OPS, Node
 _AHEAD = 20  # nodes looked at for each that is taken
 _PULLED_AHEAD = 15
 _STORED_AHEAD = 10
+_SHORT = 32  # nodes of a run that is likely met again: of layers whose weights are lent
 _TOP_K_EARLY = ("soft_max", "reshape", "argsort", "view", "get_rows")
 _NORMALISED = ("reshape", "sum_rows", "clamp", "div", "reshape")
 _KEPT = (
@@ -33,9 +34,24 @@ _FOLLOWERS = {
 _PULLING = frozenset({"mul", "rope", *(op for _, op in _FOLLOWERS)})
 
 
-def reordered(nodes: Sequence[Node]) -> list[Node]:
-    """The same nodes in the order in which the backend runs them."""
-    return _Order(nodes).run() if len(nodes) > 2 else [*nodes]  # the first always comes first
+Orders = dict[tuple[int, ...], list[int]]
+"""Orders of short runs by what their nodes are like."""
+
+
+def reordered(nodes: Sequence[Node], known: Orders | None = None) -> list[Node]:
+    """The same nodes in the order in which the backend runs them.
+
+    `known`: the orders of the same graph's other runs, for this one to be found in or added to.
+    """
+    if len(nodes) < 3:  # the first always comes first
+        return [*nodes]
+    if known is None or len(nodes) > _SHORT or not all(node.like for node in nodes):
+        return [nodes[i] for i in _Order(nodes).run()]
+    # Of what is not in the run it counts whether that is there before any of it.
+    marks = [node.like << 1 | (len(node.src) > 1 and node.src[1].op != "") for node in nodes]
+    if (order := known.get(key := (*marks,))) is None:
+        order = known[key] = _Order(nodes).run()
+    return [nodes[i] for i in order]
 
 
 class _Order:
@@ -56,9 +72,9 @@ class _Order:
         self._new: list[int] = []
         self._taken: set[int | None] = set()
 
-    def run(self) -> list[Node]:
-        """All nodes, taken group by group."""
-        nodes, used, end = self._nodes, self._used, len(self._nodes)
+    def run(self) -> list[int]:
+        """The numbers of all nodes, taken group by group."""
+        used, end = self._used, len(self._nodes)
         while self._first < end:
             if kept := self._kept(self._first):
                 group = [*range(self._first, self._first + kept)]
@@ -69,7 +85,7 @@ class _Order:
             self._taken.update(group)
             while self._first < end and used[self._first]:
                 self._first += 1
-        return [nodes[i] for i in self._new]
+        return self._new
 
     def _use(self, group: Iterable[int]) -> None:
         """Nobody waits for these any more."""

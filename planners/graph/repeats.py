@@ -5,10 +5,11 @@ graph only as the next one asks for them; one with a state has its cache cleared
 """
 
 from collections.abc import Callable, Collection, Hashable
-from itertools import chain
+from itertools import chain, count
 
 from planners.graph.blocks import Placed
-from planners.graph.tensors import Graph, Node, Piece, Run, again
+from planners.graph.recording import Recording, read_outside, recording
+from planners.graph.tensors import Graph, Node, Piece, Player, Run, Runs, again
 
 _NOTHING = Run((), ())
 
@@ -16,23 +17,50 @@ _NOTHING = Run((), ())
 class Repeats:
     """The layers of one graph in the making, each kind of them drawn once or twice."""
 
-    def __init__(self, graph: Graph, *, asks_first: bool, shared: Collection[Node] = ()) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        asks_first: bool,
+        shared: Collection[Node] = (),
+        player: Player | None = None,
+    ) -> None:
         """`asks_first`: each layer begins by asking for what comes to it, as most do.
 
-        `shared`: what layers have in common beside inputs.
+        `shared`: what layers have in common beside inputs. `player`: where layers need
+        not be copied; None where all are.
         """
         self._graph, self._asks_first, self._shared = graph, asks_first, frozenset(shared)
+        self._player = player
+        self._recordings: dict[tuple[Hashable, Runs, bool], Recording | None] = {}
+        self._outside: dict[tuple[Hashable, Runs], tuple[Node, ...] | None] = {}
+        self._before: Placed | None = None
+        self._numbers = count(1)
         self._known: dict[Hashable, tuple[Piece, Placed]] = {}
         self._waiting: tuple[Node, Run] | None = None
         """What the last layer ended in, and what asking for that adds."""
 
-    def layer(self, at: Placed, x: Node, draw: Callable[[Placed, Node], Node]) -> Node:
-        """What the layer makes of `x`: drawn by `draw`, or copied."""
+    def layer(
+        self,
+        at: Placed,
+        x: Node,
+        draw: Callable[[Placed, Node], Node],
+        *,
+        after: Placed | None = None,
+    ) -> Node:
+        """What the layer makes of `x`: drawn by `draw`, copied, or played.
+
+        `after`: the layer that follows; without it no layer that such a one mingles with is played.
+        """
         if self._asks_first:
             self._ask_for(x)
-        key = _key(at)
+        key, before = _key(at), self._before
+        self._before = at
         if (known := self._known.get(key)) is None:
             return self._drawn(key, at, x, draw)
+        found = self._playable(at, before, after)
+        if found is not None:
+            return self._played(found, x, at.backend)
         piece, first = known
         copy = again(piece, x, _moved(first, at))
         rest = copy.rest
@@ -44,6 +72,58 @@ class Repeats:
             self._graph.add(copy.own)
         self._waiting = copy.end, rest
         return copy.end
+
+    def _playable(
+        self, at: Placed, before: Placed | None, after: Placed | None
+    ) -> Recording | None:
+        """What is played for the layer between these; None where it is to be copied.
+
+        What begins or ends one, and is not bound to its backend, runs where its neighbours do.
+        """
+        if before is None or (found := self._recording(at, before.backend)) is None:
+            return None
+        beside = (before,) if self._asks_first else (before, after)
+        if all(self._is_beside(at, other) for other in beside):
+            return found
+        comes_over = self._asks_first and before.backend != at.backend
+        return found if comes_over and found.begins_itself else None
+
+    def _is_beside(self, at: Placed, other: Placed | None) -> bool:
+        """Whether the other layer runs on the same backend, from its beginning to its end."""
+        if other is None or other.backend != at.backend:
+            return False
+        return self._recording(other, at.backend) is not None
+
+    def _recording(self, at: Placed, before: int) -> Recording | None:
+        """The layer's recording behind one on backend `before`; None where it has none."""
+        player, lies_together = self._player, at.kv_backend == at.backend and not at.on_host
+        runs = player.runs_on(at.backend) if player is not None and lies_together else None
+        known = self._known.get(_key(at))
+        if player is None or runs is None or known is None:
+            return None
+        is_held = player.holds and before != at.backend
+        which = _key(at), runs, is_held
+        if which not in self._recordings:
+            self._recordings[which] = self._recorded(*which, *known)
+        return self._recordings[which]
+
+    def _recorded(
+        self, key: Hashable, runs: Runs, is_held: bool, piece: Piece, first: Placed
+    ) -> Recording | None:
+        if (key, runs) not in self._outside:
+            self._outside[key, runs] = read_outside(piece, first.backend, runs)
+        if (outside := self._outside[key, runs]) is None:
+            return None
+        return recording(piece, outside, first.backend, in_one=self._asks_first, is_held=is_held)
+
+    def _played(self, found: Recording, x: Node, backend: int) -> Node:
+        """The layer as a node for each of its parts."""
+        *first, end = found.played(x, backend)
+        self._graph.add(Run((*first[:1],), ()))
+        self._ask_for(x)
+        self._graph.add(Run((*first[1:],), ()))
+        self._waiting = end, Run((end,), ())
+        return end
 
     def _ask_for(self, x: Node) -> None:
         """As `Graph.expand`; of a layer's end it is known what that adds."""
@@ -68,6 +148,9 @@ class Repeats:
         runs = _parted(before, graph.since(mark), waiting, self._asks_first)
         if runs is not None:
             early, own, rest = map(self._alone, runs)
+            if self._asks_first:  # else layers mingle, and their nodes stand among others each time
+                for node in (*own.nodes, *rest.nodes):
+                    node.like = next(self._numbers)
             waits = bool(before.nodes) and graph.mark() == mark
             self._known[key] = Piece(x, end, early, own, rest, waits=waits), at
         return end
@@ -113,6 +196,6 @@ def _key(at: Placed) -> Hashable:
 
 
 def _moved(first: Placed, at: Placed) -> dict[int, int]:
-    """Each backend of a layer drawn, and the one in its place in a copy; -1 is none yet."""
-    moved = {-1: -1, first.host: at.host, first.kv_backend: at.kv_backend}
+    """Each backend of a layer drawn, and the one in its place in a copy."""
+    moved = {first.host: at.host, first.kv_backend: at.kv_backend}
     return moved | {first.backend: at.backend}

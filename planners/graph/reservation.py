@@ -5,17 +5,18 @@ same graph in the order in which it is drawn, and some reserve a little beside i
 """
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from planners.graph.allocation import ENDLESS, most_bytes, reserved_bytes
 from planners.graph.architectures import draw
-from planners.graph.blocks import Builder, Placed
+from planners.graph.blocks import Builder, Fused, Placed
 from planners.graph.compute import n_copies, n_outputs, n_tokens
 from planners.graph.fallback import host_weights, is_remote
 from planners.graph.families import DELTA_NETS, KNOWN
+from planners.graph.kinds import forget_kinds
 from planners.graph.kv_cache import F32_BYTES, LaunchShape
 from planners.graph.likeness import (
     Known,
@@ -28,18 +29,21 @@ from planners.graph.likeness import (
     oddities,
 )
 from planners.graph.outline import MOST_DRAWN_WHOLE, outline
-from planners.graph.reorder import reordered
+from planners.graph.reorder import Orders, reordered
 from planners.graph.schedule import Backends, Split, leafs, ordered, split
 from planners.graph.support import RESTRICTED, VULKAN, fuses_delta_net, runs
-from planners.graph.tensors import Graph, Node, Undrawn
+from planners.graph.tensors import Graph, Node, Player, Runs, Undrawn
 from planners.hardware import HOST, DeviceId
-from planners.model import LayerKind, ModelInfo
+from planners.model import DIFFUSERS, LayerKind, ModelInfo
 
 MOST_DRAWN = 64  # layers in one graph; each takes half a millisecond or two
 _TRIED_TOKENS = 16  # of each sequence, in the graph that fused operations are tried with
 # ggml-vulkan.cpp, suballocation_block_size: 1 GiB, or the most that the device lets allocate at
 # once. No log tells that, and Vulkan requires it to be 1 GiB at least (maintenance3).
 _VULKAN_CHUNK = 1 << 30
+_PINNED_BELOW = 32  # tokens: norms of smaller batches are (llama-context.cpp, graph_get_cb)
+_OUTPUTS = frozenset({"output.weight", "token_embd.weight"})
+_OUTPUT_NORMS = frozenset({"output_norm.weight"})
 _TURNS = 3  # splits per device: at its first layer, states go back once; and the model's two ends
 _REMEMBERED = 512  # reservations; a placement tries a few dozen
 
@@ -58,7 +62,7 @@ def is_known(model: ModelInfo) -> bool:
 def _is_plain(model: ModelInfo) -> bool:
     """A decoder whose every layer attends, whatever its name."""
     kinds = {layer.kind for layer in model.layers}
-    return kinds <= {LayerKind.FULL, LayerKind.SWA}
+    return model.architecture in DIFFUSERS or kinds <= {LayerKind.FULL, LayerKind.SWA}
 
 
 def compute_bytes(
@@ -81,16 +85,24 @@ def _drawn(
     model: ModelInfo, shape: LaunchShape, owners: Sequence[DeviceId]
 ) -> Mapping[DeviceId, int]:
     known = Known(model)
-    # Where kinds of layers take turns, what is free lies scattered, and no few stand for all.
-    devices = [device for device, _ in shape.split]
-    differ = has_turns(known) and _alike(known, shape) is None
-    is_mixed = differ and not all(map(is_remote, devices))
-    most_whole = MOST_DRAWN if is_mixed else MOST_DRAWN_WHOLE
+    most_whole = MOST_DRAWN if _is_scattered(known, shape) else MOST_DRAWN_WHOLE
     sizes, is_torn = _outlined(known, shape, owners, most_whole=most_whole)
     if is_torn:
         # What each of them hands over is held for every batch under way, and never freed.
         return _outlined(known, shape, owners, most_whole=model.n_layer, is_torn=True)[0]
     return sizes
+
+
+def _is_scattered(known: Known, shape: LaunchShape) -> bool:
+    """Whether what is free lies scattered, so that no few layers stand for all.
+
+    It does where kinds of layers take turns; and on a remote device where a layer goes to the host
+    and back, for a weight or a cache, or the one device's states are as large as its results.
+    """
+    if has_turns(known) and _alike(known, shape) is None:
+        return True
+    is_parted = bool(shape.on_host) or shape.kv_on_host or known.model.recurrent is not None
+    return is_parted and any(is_remote(device) for device, _ in shape.split)
 
 
 def _alike(known: Known, shape: LaunchShape) -> tuple[tuple[int, bool], ...] | None:
@@ -106,39 +118,46 @@ def _outlined(
     is_torn: bool = False,
 ) -> tuple[Mapping[DeviceId, int], bool]:
     """Bytes, and whether batches under way at once hold more for every layer."""
-    model, firsts, odd = known.model, first_equals(known), oddities(known)
-    *left, output_left = host_weights(model, shape, owners)
-    all_devices = [device for device, _ in shape.split]
-    limits = dict(shape.binding_limits)
-    kinds = [*zip(firsts, odd, strict=True)]
-    alike = _alike(known, shape)
+    left = host_weights(known.model, shape, owners)
+    devices = [device for device, _ in shape.split]
+    kinds = [*zip(first_equals(known), oddities(known), strict=True)]
     part = outline(
-        kinds, left, owners, devices=all_devices, limits=limits, most_whole=most_whole, alike=alike,
-        is_torn=is_torn,
+        kinds, left[:-1], owners, devices=devices, limits=dict(shape.binding_limits),
+        most_whole=most_whole, alike=_alike(known, shape), is_torn=is_torn,
     )  # fmt: skip
     if len(part.layers) > max(MOST_DRAWN, most_whole):
         raise Undrawn(f"{len(part.layers)} layers differ")
-    devices = [device for device in all_devices if device in part.stand_in.values()]
-    host = len(devices)
-    place = {HOST: host} | {device: i for i, device in enumerate(devices)}
-    is_whole = HOST not in owners
-    sketch = _Sketch(
+    drawn = [device for device in devices if device in part.stand_in.values()]
+    place = {device: i for i, device in enumerate((*drawn, HOST))}
+    sizes, is_torn = _reserved(_sketched(known, shape, owners, left, part.layers, place))
+    return {device: sizes[place[stands]] for device, stands in part.stand_in.items()}, is_torn
+
+
+def _sketched(
+    known: Known,
+    shape: LaunchShape,
+    owners: Sequence[DeviceId],
+    left: Sequence[frozenset[str]],
+    layers: Sequence[int],
+    place: Mapping[DeviceId, int],
+) -> "_Sketch":
+    """The graph of those layers, each device and at last the host by its place."""
+    firsts, odd, limits = first_equals(known), oddities(known), dict(shape.binding_limits)
+    is_whole, devices = HOST not in owners, [device for device in place if device != HOST]
+    # Two splits with one outline have one graph: what tells them apart is left out.
+    bare = replace(shape, split=(), n_cpu_moe=0, on_host=(), binding_limits=(), host_tiles=False)
+    return _Sketch(
         known=known,
-        # Two splits with one outline have one graph: what tells them apart is left out.
-        shape=replace(
-            shape, split=(), n_cpu_moe=0, on_host=(), binding_limits=(), host_tiles=False
-        ),
-        layers=tuple((firsts[i], place[owners[i]], left[i], odd[i]) for i in part.layers),
+        shape=bare,
+        layers=tuple((firsts[i], place[owners[i]], left[i], odd[i]) for i in layers),
         is_local=tuple(not is_remote(device) for device in devices),
         bindings=tuple(limits.get(device) for device in devices),
-        output=host if output_left else place[owners[-1]],
-        last=place[owners[-1]],
+        output=place[HOST] if left[-1] & _OUTPUTS else place[owners[-1]],
+        last=place[HOST] if left[-1] & _OUTPUT_NORMS else place[owners[-1]],
         is_whole=is_whole,
-        host_works=not is_whole or shape.kv_on_host or any(left) or bool(output_left),
+        host_works=not is_whole or shape.kv_on_host or any(left),
         n_copies=n_copies(shape, is_whole=is_whole),
     )
-    sizes, is_torn = _reserved(sketch)
-    return {device: sizes[place[stands]] for device, stands in part.stand_in.items()}, is_torn
 
 
 _Drawn = tuple[int, int, frozenset[str], bool]
@@ -157,7 +176,7 @@ class _Sketch(Struct, frozen=True):
     output: int
     """Where the output's matrix lies."""
     last: int
-    """The output layer's backend, whose norm stays there though the matrix may not."""
+    """Where the output's norm lies: with the output layer, though the matrix may not."""
     is_whole: bool
     """Whether no layer lies on the host."""
     host_works: bool
@@ -176,19 +195,23 @@ def _reserved(sketch: _Sketch) -> tuple[tuple[int, ...], bool]:
     """Bytes per backend, and whether each layer hands on something that is held for all batches."""
     model, shape = sketch.known.model, sketch.shape
     n = n_tokens(shape)
-    is_fused = model.architecture not in DELTA_NETS or _fuses(sketch)
+    fused = _fused(sketch) if model.architecture in DELTA_NETS else Fused()
     n_out = min(n, n_outputs(model, shape))
-    graph = _drawing(sketch, n=n, n_outputs=n_out, is_fused=is_fused).graph
-    splits = split(graph, _backends(sketch))
+    backends = _backends(sketch)
+    player = _player(sketch, backends)
+    graph = _drawing(sketch, n=n, n_outputs=n_out, fused=fused, player=player).graph
+    splits = split(graph, backends)
     is_torn = sketch.n_copies > 1 and len(splits) > _TURNS * sketch.host
     prefill = _allocated(splits, graph, sketch)
     if not _reserves_for_decode(sketch):
         return prefill, is_torn
-    decode = _of_decode(sketch, within=prefill, is_torn=is_torn)
+    decode = _of_decode(sketch, fused, within=prefill, is_torn=is_torn)
     return tuple(max(sizes) for sizes in zip(prefill, decode, strict=True)), is_torn
 
 
-def _of_decode(sketch: _Sketch, *, within: tuple[int, ...], is_torn: bool) -> tuple[int, ...]:
+def _of_decode(
+    sketch: _Sketch, fused: Fused, *, within: tuple[int, ...], is_torn: bool
+) -> tuple[int, ...]:
     """Bytes per backend for one token per slot; `within` where it needs no more for certain.
 
     It is small: on most machines all results of a layer of each kind take less, side by side, than
@@ -200,19 +223,19 @@ def _of_decode(sketch: _Sketch, *, within: tuple[int, ...], is_torn: bool) -> tu
         and sketch.host > 1
         and len({*zip(sketch.is_local, sketch.bindings, strict=True)}) < 2
     )
-    if is_told and _is_within(_gathered(sketch), within):
+    if is_told and _is_within(_gathered(sketch), fused, within):
         return within
     # What torn layers hand on is held for every batch under way: then each of them counts, once.
     few = sketch if is_torn else replace(sketch, layers=_each_once(sketch.layers))
-    most = _most_of_decode(few)
+    most = _most_of_decode(few, fused)
     times = 1 if is_torn else 2
     if all(times * size <= limit for size, limit in zip(most, within, strict=True)):
         return within
-    graph = _decode_graph(sketch)
+    graph = _decode_graph(sketch, fused)
     return _allocated(split(graph, _backends(sketch)), graph, sketch)
 
 
-def _is_within(gathered: _Sketch, within: tuple[int, ...]) -> bool:
+def _is_within(gathered: _Sketch, fused: Fused, within: tuple[int, ...]) -> bool:
     """Whether one device alone, and the host beside it, need no more than any of them has.
 
     It has no neighbour that hands something on: that is added, once for each batch under way.
@@ -220,13 +243,14 @@ def _is_within(gathered: _Sketch, within: tuple[int, ...]) -> bool:
     handed = F32_BYTES * gathered.known.model.n_embd * gathered.shape.n_parallel
     handed *= gathered.n_copies
     *devices, host = within
-    *mosts, on_host = (2 * (size + handed) for size in _most_of_decode(gathered))
+    *mosts, on_host = (2 * (size + handed) for size in _most_of_decode(gathered, fused))
     return on_host <= host and max(mosts, default=0) <= min(devices, default=0)
 
 
-def _most_of_decode(sketch: _Sketch) -> tuple[int, ...]:
+@lru_cache(maxsize=_REMEMBERED)
+def _most_of_decode(sketch: _Sketch, fused: Fused) -> tuple[int, ...]:
     """Per backend all results of a decode side by side."""
-    graph = _decode_graph(sketch)
+    graph = _decode_graph(sketch, fused)
     splits = split(graph, _backends(sketch))
     return most_bytes(ordered(splits), leafs(splits, graph), n_backends=sketch.host + 1)
 
@@ -245,9 +269,9 @@ def _gathered(sketch: _Sketch) -> _Sketch:
     )
 
 
-def _decode_graph(sketch: _Sketch) -> Graph:
+def _decode_graph(sketch: _Sketch, fused: Fused) -> Graph:
     slots = sketch.shape.n_parallel
-    return _drawing(sketch, n=slots, n_outputs=slots, is_fused=True).graph
+    return _drawing(sketch, n=slots, n_outputs=slots, fused=fused).graph
 
 
 def _each_once(layers: tuple[_Drawn, ...]) -> tuple[_Drawn, ...]:
@@ -255,7 +279,22 @@ def _each_once(layers: tuple[_Drawn, ...]) -> tuple[_Drawn, ...]:
     return (*dict.fromkeys(layers[:-1]), *layers[-1:])
 
 
-def _drawing(sketch: _Sketch, *, n: int, n_outputs: int, is_fused: bool) -> Builder:
+def _player(sketch: _Sketch, backends: Backends) -> Player:
+    """On which backends layers follow one another undisturbed, and what these run."""
+    known: dict[tuple[bool, int | None], Runs] = {}
+
+    def runs_on(backend: int) -> Runs | None:
+        if backend == sketch.host or (sketch.is_local[backend] and sketch.shape.backend == VULKAN):
+            return None
+        alike = sketch.is_local[backend], sketch.bindings[backend]
+        return known.setdefault(alike, partial(backends.supports, backend))
+
+    return Player(runs_on, holds=sketch.n_copies > 1)
+
+
+def _drawing(
+    sketch: _Sketch, *, n: int, n_outputs: int, fused: Fused, player: Player | None = None
+) -> Builder:
     """The graph of a batch of `n` tokens, in equal shares for all slots."""
     model, shape, host = sketch.known.model, sketch.shape, sketch.host
     build = Builder(
@@ -265,7 +304,8 @@ def _drawing(sketch: _Sketch, *, n: int, n_outputs: int, is_fused: bool) -> Buil
         n_seqs=shape.n_parallel,
         n_outputs=n_outputs,
         host=host,
-        is_fused=is_fused,
+        fused=fused,
+        player=player,
     )
     layers = [
         Placed(
@@ -274,7 +314,7 @@ def _drawing(sketch: _Sketch, *, n: int, n_outputs: int, is_fused: bool) -> Buil
             kv_backend=host if shape.kv_on_host else backend,
             host=host,
             on_host=left,
-            is_pinned=sketch.is_whole,
+            is_pinned=sketch.is_whole or n < _PINNED_BELOW,
             is_odd=is_odd,
         )
         for i, backend, left, is_odd in sketch.layers
@@ -292,30 +332,36 @@ def _reserves_for_decode(sketch: _Sketch) -> bool:
     return sketch.known.model.recurrent is not None or sketch.host_works
 
 
-def _fuses(sketch: _Sketch) -> bool:
-    """Whether delta nets are one operation: given up for all layers where one would run elsewhere.
+def _fused(sketch: _Sketch) -> Fused:
+    """Which delta nets are one operation: none of a kind where one of them would run elsewhere.
 
-    The engine tries a small batch (llama-context.cpp, resolve_fused_ops).
+    The engine tries a batch of one token per slot, and then one of a few.
     """
     has_others = sketch.shape.backend == VULKAN and any(sketch.is_local)
     if not sketch.host_works and (not has_others or fuses_delta_net(sketch.known.model)):
-        return True
-    n = _TRIED_TOKENS * sketch.shape.n_parallel
+        return Fused()
     # Where it runs is decided within its layer, which has weights before it and a state behind it.
     few = replace(sketch, layers=_each_once(sketch.layers))
-    build = _drawing(few, n=n, n_outputs=n, is_fused=True)
+    steps = _stays(few, Fused(), each=1)
+    return Fused(steps, _stays(few, Fused(steps), each=_TRIED_TOKENS))
+
+
+def _stays(few: _Sketch, fused: Fused, *, each: int) -> bool:
+    """Whether the operation runs where its layer lies, for batches of `each` tokens per slot."""
+    n = each * few.shape.n_parallel
+    build = _drawing(few, n=n, n_outputs=n, fused=fused)
     split(build.graph, _backends(few))
-    fused = [node.backend for node in build.graph.nodes if node.op == "gated_delta_net"]
-    recurrent = [b for i, b, *_ in few.layers
-                 if sketch.known.model.layers[i].kind is LayerKind.RECURRENT]  # fmt: skip
-    return fused == recurrent
+    chosen = [node.backend for node in build.graph.nodes if node.op == "gated_delta_net"]
+    return chosen == [b for i, b, *_ in few.layers
+                      if few.known.model.layers[i].kind is LayerKind.RECURRENT]  # fmt: skip
 
 
 def _allocated(splits: Sequence[Split], graph: Graph, sketch: _Sketch) -> tuple[int, ...]:
     if sketch.shape.backend == VULKAN:
+        known: Orders = {}
         for run in splits:
             if run.backend < sketch.host and sketch.is_local[run.backend]:
-                run.nodes = reordered(run.nodes)
+                run.nodes = reordered(run.nodes, known)
     nodes, first = ordered(splits), leafs(splits, graph)
     return reserved_bytes(nodes, first, chunk_bytes=_chunk_bytes(sketch))
 
@@ -331,7 +377,7 @@ def _chunk_bytes(sketch: _Sketch) -> Sequence[int]:
 def _backends(sketch: _Sketch) -> Backends:
     is_local, bindings = (*sketch.is_local, False), (*sketch.bindings, None)
     shape, is_vulkan = sketch.shape, sketch.shape.backend == VULKAN
-    has_cache = not sketch.known.model.is_encoder
+    has_cache = not sketch.known.model.keeps_nothing
     mixes_bf16 = has_cache and (shape.type_k == "bf16") != (shape.type_v == "bf16")
 
     def supports(backend: int, node: Node) -> bool:
@@ -349,4 +395,6 @@ def _backends(sketch: _Sketch) -> Backends:
 def forget() -> None:
     """Drop remembered reservations: for those who measure what one takes."""
     _reserved.cache_clear()
+    _most_of_decode.cache_clear()
     forget_models()
+    forget_kinds()

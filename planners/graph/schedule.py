@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct, field
 
-from planners.graph.tensors import VIEW_OPS, Graph, Node
+from planners.graph.tensors import VIEW_OPS, Graph, Node, tensor
 
 OFFLOAD_LEAST_BATCH = 32  # rows from which a device takes over products with the host's weights
 
@@ -65,15 +65,16 @@ def _from_locations(graph: Graph, backends: Backends) -> None:
             leaf.backend = leaf.buffer
         elif leaf.is_input:
             leaf.backend = backends.host
-    weights = {leaf for leaf in graph.leafs if leaf.is_weight}
     for node in graph.nodes:
         if node.backend < 0:
             owner = node.view_src
             if owner is not None and owner.buffer is not None:
                 node.backend = owner.buffer
-            elif not weights.isdisjoint(node.src):
-                first = next(source for source in node.src if source.is_weight)
-                node.backend = _beside(first, node, backends)
+                continue
+            for source in node.src:
+                if source.is_weight:
+                    node.backend = _beside(source, node, backends)
+                    break
 
 
 def _beside(weight: Node, node: Node, backends: Backends) -> int:
@@ -165,8 +166,11 @@ def _runs(nodes: Sequence[Node]) -> list[Split]:
             if here != run.backend or borrows:
                 run = Split(here, [], [])
                 runs.append(run)
-            for j, source in away:
-                node.src[j] = _copied(source, run, copies)
+            if away:
+                sources = [*node.src]
+                for j, source in away:
+                    sources[j] = _copied(source, run, copies)
+                node.src = (*sources,)
         run.nodes.append(node)
     return runs
 
@@ -175,7 +179,7 @@ def _copied(source: Node, run: Split, copies: dict[tuple[int, int], Node]) -> No
     """The copy of `source` on that run's backend, made before the first run that needs it."""
     key = (id(source), run.backend)
     if (copy := copies.get(key)) is None:
-        copy = copies[key] = Node("", source.ne, size=source.size, nb=source.nb,
+        copy = copies[key] = tensor("", source.ne, size=source.size, nb=source.nb,
                                   n_bytes=source.n_bytes)  # fmt: skip
         copy.backend = run.backend
         run.inputs.append((source, copy))
@@ -197,7 +201,7 @@ def _hold(runs: Sequence[Split], inputs: Sequence[Node], *, n_copies: int) -> No
 
 
 def _twin(node: Node) -> Node:
-    twin = Node("", node.ne, size=node.size, nb=node.nb, n_bytes=node.n_bytes)
+    twin = tensor("", node.ne, size=node.size, nb=node.nb, n_bytes=node.n_bytes)
     twin.backend = node.backend
     return twin
 
@@ -212,7 +216,7 @@ def ordered(splits: Iterable[Split]) -> list[Node]:
     nodes = []
     for run in splits:
         for source, copy in run.inputs:
-            held = Node("", source.ne, src=(source,), view_of=source)
+            held = tensor("", source.ne, src=(source,), view_of=source)
             nodes += [held, copy]
         nodes += run.nodes
     return nodes

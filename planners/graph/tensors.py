@@ -5,7 +5,9 @@ in place by planners.graph.schedule and planners.graph.allocation: the one mutab
 planners, never kept beyond one reservation.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
 
 from msgspec import Struct
 
@@ -18,6 +20,9 @@ F32, F16, I32, I64 = 4, 2, 4, 8
 VIEW_OPS = frozenset({"view", "reshape", "permute", "transpose"})
 
 
+_NONE: Mapping[Any, Any] = MappingProxyType({})
+
+
 class Undrawn(PlanError):
     """A model whose graph is another than its architecture's name lets expect."""
 
@@ -26,55 +31,99 @@ class Undrawn(PlanError):
         super().__init__(f"its compute graph cannot be drawn: {what}")
 
 
-class Node:
-    """One tensor of the graph: a leaf (`op` is "") or an operation's result."""
+class Node(Struct, eq=False, gc=False):
+    """One tensor of the graph: a leaf (`op` is "") or an operation's result; made by `tensor`.
 
-    __slots__ = (
-        "backend",
-        "buffer",
-        "is_input",
-        "is_output",
-        "is_owned",
-        "is_weight",
-        "n_bytes",
-        "n_children",
-        "n_views",
-        "nb",
-        "ne",
-        "offset",
-        "op",
-        "size",
-        "src",
-        "view_src",
-    )  # fmt: skip
+    Nodes name their sources and never who reads them: nothing goes round in circles.
+    """
 
-    def __init__(
-        self,
-        op: str,
-        ne: Shape,
-        *,
-        size: float = F32,
-        nb: Strides | None = None,
-        src: tuple["Node", ...] = (),
-        view_of: "Node | None" = None,
-        n_bytes: int | None = None,
-    ) -> None:
-        self.op, self.ne, self.size, self.src = op, ne, size, list(src)
-        self.view_src: Node | None = None if view_of is None else view_of.view_src or view_of
-        if nb is None:
-            a, b, c, d = ne
-            row = a * size
-            self.nb = (size, row, row * b, row * b * c)
-            self.n_bytes = int(row * b * c * d) if n_bytes is None else n_bytes
-        else:
-            self.nb = nb
-            self.n_bytes = _span(ne, nb, size) if n_bytes is None else n_bytes
-        self.is_input = self.is_output = self.is_weight = False
-        self.buffer: int | None = None
-        """The backend in whose memory it lies already; None where it is to be allocated."""
-        self.backend = -1
-        self.n_children = self.n_views = self.offset = 0
-        self.is_owned = False
+    op: str
+    ne: Shape
+    nb: Strides
+    size: float
+    n_bytes: int
+    src: tuple["Node", ...]
+    view_src: "Node | None" = None
+    buffer: int | None = None
+    """The backend in whose memory it lies already; None where it is to be allocated."""
+    backend: int = -1
+    n_children: int = 0
+    n_views: int = 0
+    offset: int = 0
+    is_owned: bool = False
+    is_input: bool = False
+    is_output: bool = False
+    is_weight: bool = False
+    like: int = 0
+    """The same number for a node of a layer and for its copies; 0 for a node without copies."""
+
+
+Runs = Callable[[Node], bool]
+"""Whether a backend runs a node."""
+
+
+class Player(Struct, frozen=True):
+    """Where layers that are like one before need not be drawn."""
+
+    runs_on: Callable[[int], Runs | None]
+    """What a backend runs, the same for backends that are alike; None where layers mingle, or some
+    of them may run elsewhere."""
+    holds: bool
+    """Whether what comes from another backend is held, as batches are under way at once."""
+
+
+class Part(Struct, frozen=True):
+    """What the allocator does for a run of one layer's nodes, told once for all layers like it."""
+
+    reads: tuple[int, ...]
+    """What its nodes read from outside, in that order: 0 is what comes to the layer, others are
+    what layers share, by number."""
+    events: tuple[tuple[int, int], ...]
+    """(n, size): `size` bytes are taken, and lie at the frame's place n; (n, ~size): these are
+    given back; (~n, -1): the layer reads its source n no more."""
+    shared: tuple[tuple[int, int], ...]
+    """(n, count): source n is one that layers share, and read so often here."""
+    start: int
+    """Which of its sources is what comes to the layer; -1 where it does not read that."""
+    is_whole: bool
+    """Whether it is all of the layer, so that nothing else comes between."""
+
+
+class Played(Node, kw_only=True):
+    """A run of nodes of a layer that is like one drawn before, as one node."""
+
+    part: Part
+    frame: list[int]
+    """Where the layer's results lie; at 0 what comes to it."""
+    place: int
+    """Of the layer's end in the frame."""
+
+
+_twin: Callable[[Node], Node] = Node.__copy__  # type: ignore[attr-defined]  # every Struct's own
+
+
+def tensor(
+    op: str,
+    ne: Shape,
+    *,
+    size: float = F32,
+    nb: Strides | None = None,
+    src: tuple[Node, ...] = (),
+    view_of: Node | None = None,
+    n_bytes: int | None = None,
+) -> Node:
+    """A node of that shape, contiguous unless strides are given."""
+    owner = None if view_of is None else view_of.view_src or view_of
+    if nb is None:
+        a, b, c, d = ne
+        row = a * size
+        plane = row * b
+        nb = (size, row, plane, plane * c)
+        if n_bytes is None:
+            n_bytes = int(plane * c * d)
+    elif n_bytes is None:
+        n_bytes = _span(ne, nb, size)
+    return Node(op, ne, nb, size, n_bytes, src, owner)
 
 
 def _span(ne: Shape, nb: Strides, size: float) -> int:
@@ -162,9 +211,14 @@ class Graph:
         self._seen.update(run.leafs)
 
 
-def again(piece: Piece, start: Node, moved: Mapping[int, int]) -> Piece:
-    """The piece once more, from another start on. `moved`: its backends by the piece's own."""
-    met = {piece.start: start}
+def again(
+    piece: Piece, start: Node, moved: Mapping[int, int], others: Mapping[Node, Node] = _NONE
+) -> Piece:
+    """The piece once more, from another start on. `moved`: its backends by the piece's own.
+
+    `others`: what takes the place of nodes that it shares.
+    """
+    met = {piece.start: start, **others}
     runs = piece.early, piece.own, piece.rest
     # All leafs before any node: one may be in the graph only after the first that reads it is.
     leafs = [tuple(_leafs_again(run.leafs, met, moved)) for run in runs]
@@ -180,20 +234,19 @@ def _nodes_again(
 
     Of nodes that neither the scheduler nor the allocator has seen.
     """
-    made, of, lookup = Node.__new__, Node, met.get
+    twin, lookup = _twin, met.get
     found = []
     for node in nodes:
-        new = made(of)
-        met[node] = new
-        new.op, new.ne, new.nb = node.op, node.ne, node.nb
-        new.size, new.n_bytes = node.size, node.n_bytes
-        new.src = [*map(lookup, node.src, node.src)]
-        owner = node.view_src
-        new.view_src = owner and lookup(owner, owner)
-        new.backend = moved[node.backend]
-        new.buffer = None  # only leafs lie somewhere already
-        new.is_weight = new.is_input = new.is_output = new.is_owned = False
-        new.n_children = new.n_views = new.offset = 0
+        met[node] = new = twin(node)
+        sources = node.src
+        if len(sources) == 1:
+            new.src = (lookup(sources[0], sources[0]),)
+        else:
+            new.src = tuple(map(lookup, sources, sources))
+        if (owner := node.view_src) is not None:
+            new.view_src = lookup(owner, owner)
+        if (backend := node.backend) >= 0:
+            new.backend = moved[backend]
         found.append(new)
     return found
 
@@ -203,13 +256,11 @@ def _leafs_again(
 ) -> Iterator[Node]:
     """The same leafs anew, where `moved` says."""
     for leaf in leafs:
-        met[leaf] = new = Node.__new__(Node)
-        new.op, new.ne, new.nb, new.src, new.view_src = "", leaf.ne, leaf.nb, [], None
-        new.size, new.n_bytes, new.is_weight = leaf.size, leaf.n_bytes, leaf.is_weight
-        new.buffer = None if leaf.buffer is None else moved[leaf.buffer]
-        new.backend = moved[leaf.backend]
-        new.is_input = new.is_output = new.is_owned = False
-        new.n_children = new.n_views = new.offset = 0
+        met[leaf] = new = _twin(leaf)
+        if leaf.buffer is not None:
+            new.buffer = moved[leaf.buffer]
+        if leaf.backend >= 0:
+            new.backend = moved[leaf.backend]
         yield new
 
 
@@ -221,45 +272,45 @@ def full(*ne: int) -> Shape:
 
 def leaf_input(*ne: int, size: float = F32) -> Node:
     """An input, filled anew for every batch."""
-    node = Node("", full(*ne), size=size)
+    node = tensor("", full(*ne), size=size)
     node.is_input = True
     return node
 
 
 def like(op: str, *src: Node) -> Node:
     """An operation whose result has the shape of its first source, contiguous."""
-    return Node(op, src[0].ne, size=src[0].size, src=src)
+    return tensor(op, src[0].ne, size=src[0].size, src=src)
 
 
 def mul_mat(a: Node, b: Node) -> Node:
     """[a.ne1, b.ne1, b.ne2, b.ne3], f32."""
-    return Node("mul_mat", (a.ne[1], b.ne[1], b.ne[2], b.ne[3]), src=(a, b))
+    return tensor("mul_mat", (a.ne[1], b.ne[1], b.ne[2], b.ne[3]), src=(a, b))
 
 
 def mul_mat_id(experts: Node, b: Node, ids: Node) -> Node:
     """Rows of the experts that `ids` names, for each of its columns."""
-    return Node("mul_mat_id", (experts.ne[1], ids.ne[0], b.ne[2], 1), src=(experts, b, ids))
+    return tensor("mul_mat_id", (experts.ne[1], ids.ne[0], b.ne[2], 1), src=(experts, b, ids))
 
 
 def get_rows(a: Node, ids: Node) -> Node:
     """Rows of `a`, as f32."""
-    return Node("get_rows", (a.ne[0], ids.ne[0], ids.ne[1], ids.ne[2]), src=(a, ids))
+    return tensor("get_rows", (a.ne[0], ids.ne[0], ids.ne[1], ids.ne[2]), src=(a, ids))
 
 
 def set_rows(cache: Node, rows: Node, ids: Node) -> Node:
     """Writes rows into a cache: a view of it."""
-    return Node("set_rows", cache.ne, size=cache.size, nb=cache.nb, src=(rows, ids, cache),
+    return tensor("set_rows", cache.ne, size=cache.size, nb=cache.nb, src=(rows, ids, cache),
                 view_of=cache, n_bytes=cache.n_bytes)  # fmt: skip
 
 
 def view(a: Node, *ne: int, nb: Strides | None = None) -> Node:
     """A window into `a`, contiguous unless strides are given."""
-    return Node("view", full(*ne), size=a.size, nb=nb, src=(a,), view_of=a)
+    return tensor("view", full(*ne), size=a.size, nb=nb, src=(a,), view_of=a)
 
 
 def reshape(a: Node, *ne: int) -> Node:
     """The same bytes in another shape."""
-    return Node("reshape", full(*ne), size=a.size, src=(a,), view_of=a, n_bytes=a.n_bytes)
+    return tensor("reshape", full(*ne), size=a.size, src=(a,), view_of=a, n_bytes=a.n_bytes)
 
 
 def permute(a: Node, *axes: int) -> Node:
@@ -267,30 +318,30 @@ def permute(a: Node, *axes: int) -> Node:
     order = [axes.index(i) for i in range(4)]
     shape = full(*(a.ne[i] for i in order))
     steps = (a.nb[order[0]], a.nb[order[1]], a.nb[order[2]], a.nb[order[3]])
-    return Node("permute", shape, size=a.size, nb=steps, src=(a,), view_of=a, n_bytes=a.n_bytes)
+    return tensor("permute", shape, size=a.size, nb=steps, src=(a,), view_of=a, n_bytes=a.n_bytes)
 
 
 def transpose(a: Node) -> Node:
     """`a` with its first two dimensions swapped."""
     ne = (a.ne[1], a.ne[0], a.ne[2], a.ne[3])
     nb = (a.nb[1], a.nb[0], a.nb[2], a.nb[3])
-    return Node("transpose", ne, size=a.size, nb=nb, src=(a,), view_of=a, n_bytes=a.n_bytes)
+    return tensor("transpose", ne, size=a.size, nb=nb, src=(a,), view_of=a, n_bytes=a.n_bytes)
 
 
 def cont(a: Node, *ne: int) -> Node:
     """A contiguous copy."""
-    return Node("cont", full(*ne) if ne else a.ne, size=a.size, src=(a,))
+    return tensor("cont", full(*ne) if ne else a.ne, size=a.size, src=(a,))
 
 
 def copy_into(a: Node, target: Node) -> Node:
     """`a` written over `target`: a view of it."""
-    return Node("cpy", target.ne, size=target.size, nb=target.nb, src=(a, target), view_of=target,
+    return tensor("cpy", target.ne, size=target.size, nb=target.nb, src=(a, target), view_of=target,
                 n_bytes=target.n_bytes)  # fmt: skip
 
 
 def concat(a: Node, b: Node) -> Node:
     """Along the first dimension."""
-    return Node("concat", (a.ne[0] + b.ne[0], *a.ne[1:]), size=a.size, src=(a, b))
+    return tensor("concat", (a.ne[0] + b.ne[0], *a.ne[1:]), size=a.size, src=(a, b))
 
 
 def needed(node: Node | None, what: str) -> Node:

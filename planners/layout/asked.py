@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from planners.errors import PlanError
 from planners.ggml.types import CACHE_TYPES
 from planners.graph.compute import MAMBA_1
+from planners.graph.kinds import kinds
 from planners.graph.kv_cache import padded, padded_context
 from planners.hardware import HOST
 from planners.layout.overruling import overruled
@@ -143,10 +144,12 @@ def _possible_types(
             allowed = ", ".join(sorted(CACHE_TYPES))
             raise PlanError(f"KV cache type {name!r} is unknown; it can be one of {allowed}")
     k, v = (CACHE_TYPES[name] for name in wanted)
-    if any(_head(x, x.k_width) % k.block or _head(x, x.v_width) % v.block for x in info.layers):
+    if any(
+        _head(x, x.k_width) % k.block or _head(x, x.v_width) % v.block for x in kinds(info).layers
+    ):
         why = f"KV cache f16, not {k.name}/{v.name}: the model's heads are no multiple"
         return ("f16", "f16"), (why,)
-    if k is not v and any(layer.k_width and not layer.v_width for layer in info.layers):
+    if k is not v and any(x.k_width and not x.v_width for x in kinds(info).layers):
         why = f"KV cache {k.name}, not {k.name}/{v.name}: the model keeps one row for both"
         return (k.name, k.name), (why,)
     if v.block > 1 and not flash_attn:

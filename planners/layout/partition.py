@@ -11,10 +11,10 @@ equals the later place gets the layer.
 import struct
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from math import inf
-from operator import sub
+from operator import le, sub
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -135,9 +135,48 @@ def _with(
     best, begun = [inf] * n if place.is_needed else list(before), list(range(n))
     if place.room_bytes < 0:
         return best, begun
-    room_bytes, entry_ps = place.room_bytes, place.entry_ps
-    cost = [*accumulate(place.layer_ps, initial=0)]
+    entry_ps, cost = place.entry_ps, [*accumulate(place.layer_ps, initial=0)]
     saved = [*map(sub, before, cost)]
+    # Faster places come last: the longest block is the cheapest then, and no others are weighed.
+    rises = all(map(le, saved[begin : most - 1], saved[begin + 1 : most]))
+    begins = _longest if rises else _cheapest
+    first = max(begin + 1, least)
+    for i, at in begins(saved, ends, place.room_bytes, begin=begin, first=first, most=most):
+        total = saved[at] + cost[i] + entry_ps
+        if total <= best[i]:
+            best[i], begun[i] = total, at
+    return best, begun
+
+
+def _longest(
+    saved: Sequence[float],
+    ends: Sequence[int],
+    room_bytes: int,
+    *,
+    begin: int,
+    first: int,
+    most: int,
+) -> Iterator[tuple[int, int]]:
+    """The ends from `first` to `most` with where the longest block before each of them begins."""
+    at = begin
+    for i in range(first, most + 1):
+        least_end = ends[i] - room_bytes
+        while ends[at] < least_end:
+            at += 1
+        if at < i and saved[at] != inf:
+            yield i, at
+
+
+def _cheapest(
+    saved: Sequence[float],
+    ends: Sequence[int],
+    room_bytes: int,
+    *,
+    begin: int,
+    first: int,
+    most: int,
+) -> Iterator[tuple[int, int]]:
+    """Likewise, with where the cheapest block begins, the longest of equals."""
     window: deque[int] = deque()  # beginnings in order, the cheapest first
     for i in range(begin + 1, most + 1):
         begin_ps = saved[i - 1]
@@ -145,16 +184,13 @@ def _with(
             while window and saved[window[-1]] > begin_ps:
                 window.pop()
             window.append(i - 1)
-        if i < least:
+        if i < first:
             continue
         least_end = ends[i] - room_bytes
         while window and ends[window[0]] < least_end:
             window.popleft()
         if window:
-            total = saved[window[0]] + cost[i] + entry_ps
-            if total <= best[i]:
-                best[i], begun[i] = total, window[0]
-    return best, begun
+            yield i, window[0]
 
 
 def engine_blocks(tensor_split: Sequence[float], *, n_gpu_layers: int) -> tuple[int, ...]:

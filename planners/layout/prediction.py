@@ -3,11 +3,14 @@
 Companions count, too: the projector, the draft model and the adapters.
 """
 
+from collections.abc import Mapping, Sequence
+
 from msgspec import Struct
 from msgspec.structs import replace
 
 from planners.backends import Engine
 from planners.graph.fallback import binding_limits
+from planners.graph.kinds import kinds
 from planners.graph.kv_cache import LaunchShape
 from planners.graph.repack import repacks
 from planners.graph.reservation import is_drawn as has_known_graph
@@ -75,9 +78,7 @@ class Prediction(Struct, frozen=True):
         is_drawn: bool,
         told: Told | None,
     ) -> tuple[DeviceBytes, ...]:
-        overhead = {budget.device_id: budget.overhead_bytes for budget in room.devices}
-        overhead[HOST] = host_overhead_bytes(self.served.info)
-        overhead = overheads(overhead, self.learned, engine_id=engine.engine_id)
+        overhead = self._overheads(engine, room)
         exact = self.exact(engine, shape)
         predicted = predict(self.served.info, exact, overhead_bytes=overhead, is_drawn=is_drawn)
         if told is not None:
@@ -89,6 +90,30 @@ class Prediction(Struct, frozen=True):
             draft = predict_draft(self.served.draft, exact, device_id=companion, is_drawn=is_drawn)
             predicted = joined(predicted, draft)
         return tuple(self._joined(part, companion) for part in predicted)
+
+    def _overheads(self, engine: Engine, room: Budgets) -> Mapping[DeviceId, int]:
+        overhead = {budget.device_id: budget.overhead_bytes for budget in room.devices}
+        overhead[HOST] = host_overhead_bytes(self.served.info)
+        return overheads(overhead, self.learned, engine_id=engine.engine_id)
+
+    def exceeds(
+        self, engine: Engine, room: Budgets, shape: LaunchShape, sizes: Sequence[int]
+    ) -> bool:
+        """True where weights and caches alone are too much for a device; quickly told.
+
+        `sizes`: of the shape's layers. False, too, where some weights may stay on the host.
+        """
+        if shape.n_cpu_moe or kinds(self.served.info).scans or binding_limits(self.hardware):
+            return False
+        overhead = self._overheads(engine, room)
+        rooms = {budget.device_id: budget.room_bytes for budget in room.devices}
+        begin = len(sizes) - shape.n_gpu_layers
+        for device_id, layers in shape.split:
+            own = sum(sizes[begin : begin + layers])
+            begin += layers
+            if own + overhead[device_id] > rooms[device_id]:
+                return True
+        return False
 
     def exact(self, engine: Engine, shape: LaunchShape) -> LaunchShape:
         """`shape` with what the engine and the devices add to the decision of its bytes."""

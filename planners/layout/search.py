@@ -200,7 +200,9 @@ class Search(Struct, frozen=True):
             return iter(())
         is_hopeful = self.prediction.is_better_than_estimates
         shapes = self.shapes.on_devices(self._splitter(room), is_hopeful=is_hopeful)
-        return self._likely(self._placed(engine, room, shape) for shape in shapes)
+        prediction, sizes = self.prediction, self.measures.sizes
+        small = (s for s in shapes if not prediction.exceeds(engine, room, s, sizes(s)))
+        return self._likely(self._placed(engine, room, shape) for shape in small)
 
     def _likely(self, ways: Iterable[Placed]) -> Iterator[Placed]:
         """Those that fit by the estimate, or that a closer look may find to fit."""

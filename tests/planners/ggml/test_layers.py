@@ -229,3 +229,48 @@ def test_an_indexer_keeps_a_key_of_its_own_per_token(arch: str, width: int) -> N
     # b10434 reports 17.50 MiB for seven such layers of deepseek32.
     assert layer.index_width == width
     assert kv_cache_bytes(info, shape) == 7 * 8192 * 2 * (96 + width)
+
+
+def test_an_indexer_that_keeps_v_has_none_in_its_first_dense_layers() -> None:
+    dense, sparse = found(
+        "minimax-m3",
+        2,
+        leading_dense_block_count=1,
+        attention__head_count=16,
+        attention__head_count_kv=2,
+        attention__key_length=32,
+        attention__value_length=32,
+        attention__indexer__key_length=64,
+    )
+    shape = LaunchShape(n_ctx=1024, n_parallel=1, n_batch=64, n_ubatch=64)
+
+    # b10434 reports 0.94 MiB for three such layers of one head, all of them indexed.
+    rows = [
+        kv_cache_bytes(replace(LLAMA_8B, layers=(layer,)), shape) // (1024 * 2)
+        for layer in (dense, sparse)
+    ]
+    assert rows == [2 * 32 + 2 * 32, 2 * 32 + 2 * 32 + 64 + 32]
+
+
+@pytest.mark.parametrize("arch", ["dream", "llada", "llada-moe", "rnd1"])
+def test_diffusers_keep_no_token_and_yet_put_out_text(arch: str) -> None:
+    layers_found = found(arch, 2, attention__head_count=4, attention__sliding_window=128)
+    info = replace(LLAMA_8B, architecture=arch, layers=layers_found)
+
+    assert {layer.kind for layer in layers_found} == {LayerKind.NONE}
+    assert info.keeps_nothing
+    assert not info.is_encoder
+    assert not info.is_embedding
+
+
+@pytest.mark.parametrize(
+    ("arch", "kinds"),
+    [
+        ("exaone-moe", "SSSF"), ("mellum", "SSSF"), ("muse-glimmer", "SSSF"),
+        ("cohere2moe", "FSSS"), ("laguna", "FSSS"), ("smallthinker", "FSSS"),
+    ],
+)  # fmt: skip
+def test_windows_come_in_the_architectures_own_period(arch: str, kinds: str) -> None:
+    layers_found = found(arch, 4, attention__head_count=4, attention__sliding_window=128)
+
+    assert "".join(layer.kind.name[0] for layer in layers_found) == kinds

@@ -2,19 +2,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planners.graph.allocation import ALIGNMENT, ENDLESS, most_bytes, reserved_bytes
-from planners.graph.tensors import Graph, Node, full, leaf_input, like, mul_mat, reshape, view
+from planners.graph.tensors import (
+    Graph,
+    Node,
+    full,
+    leaf_input,
+    like,
+    mul_mat,
+    reshape,
+    tensor,
+    view,
+)
 
 KB = 1024
 
 
 def weight(*shape: int) -> Node:
-    node = Node("", full(*shape))
+    node = tensor("", full(*shape))
     node.is_weight, node.buffer, node.backend = True, 0, 0
     return node
 
 
 def of(n_elements: int) -> Node:
-    return Node("op", full(n_elements))
+    return tensor("op", full(n_elements))
 
 
 def reserve(*results: Node, chunk_bytes: int = ENDLESS) -> int:
@@ -30,7 +40,7 @@ def reserve(*results: Node, chunk_bytes: int = ENDLESS) -> int:
 def test_a_chain_needs_two_results_at_a_time() -> None:
     x = of(KB)
     for _ in range(10):
-        x = Node("op", x.ne, src=(x,))
+        x = tensor("op", x.ne, src=(x,))
 
     assert reserve(x) == 2 * 4 * KB
 
@@ -53,9 +63,9 @@ def test_a_parent_with_another_reader_is_not_overwritten() -> None:
 def test_a_view_keeps_its_owner_alive() -> None:
     x = of(KB)
     part = view(x, KB // 2)
-    other = Node("op", full(KB), src=(of(KB),))
+    other = tensor("op", full(KB), src=(of(KB),))
 
-    assert reserve(other, Node("op", full(1), src=(part, other))) > 2 * 4 * KB
+    assert reserve(other, tensor("op", full(1), src=(part, other))) > 2 * 4 * KB
 
 
 def test_weights_take_no_room() -> None:
@@ -64,8 +74,8 @@ def test_weights_take_no_room() -> None:
 
 def test_a_freed_block_is_taken_again_when_it_fits_best() -> None:
     small, large = of(KB), of(4 * KB)
-    both = Node("op", full(1), src=(small, large))
-    again = Node("op", full(KB), src=(both,))
+    both = tensor("op", full(1), src=(small, large))
+    again = tensor("op", full(KB), src=(both,))
 
     assert reserve(again) <= (4 + 16) * KB + ALIGNMENT
 
@@ -73,20 +83,20 @@ def test_a_freed_block_is_taken_again_when_it_fits_best() -> None:
 def test_an_output_is_never_given_back() -> None:
     x = of(KB)
     x.is_output = True
-    chain = Node("op", x.ne, src=(Node("op", x.ne, src=(x,)),))
+    chain = tensor("op", x.ne, src=(tensor("op", x.ne, src=(x,)),))
 
     assert reserve(chain) == 3 * 4 * KB
 
 
 def test_results_without_elements_are_allocated_and_freed_like_others() -> None:
-    empty = Node("op", full(0))
-    used = Node("op", full(KB), src=(empty,))
+    empty = tensor("op", full(0))
+    used = tensor("op", full(KB), src=(empty,))
 
     assert reserve(used) == 4 * KB
 
 
 def test_a_result_larger_than_a_buffer_may_be_has_one_of_its_own() -> None:
-    wide = Node("op", full(4 * KB), src=(of(KB),))
+    wide = tensor("op", full(4 * KB), src=(of(KB),))
 
     assert reserve(wide, chunk_bytes=8 * KB) == 4 * KB + 4 * 4 * KB
 
@@ -94,10 +104,10 @@ def test_a_result_larger_than_a_buffer_may_be_has_one_of_its_own() -> None:
 def test_a_large_result_needs_a_new_buffer_where_a_small_one_lies_in_the_last_ones() -> None:
     def graph() -> Node:
         x = of(KB)
-        small = Node("op", full(8), src=(Node("op", full(4 * KB), src=(x,)),))
-        kept = Node("op", full(KB), src=(small,))
-        large = Node("op", full(4 * KB), src=(kept, x))
-        return Node("op", full(8), src=(large, kept))
+        small = tensor("op", full(8), src=(tensor("op", full(4 * KB), src=(x,)),))
+        kept = tensor("op", full(KB), src=(small,))
+        large = tensor("op", full(4 * KB), src=(kept, x))
+        return tensor("op", full(8), src=(large, kept))
 
     large_bytes = 4 * 4 * KB
 
@@ -119,7 +129,7 @@ def graphs(draw: st.DrawFn) -> Graph:
                 made.append(like("add", *sources))
             case _:
                 size = draw(st.integers(0, 4 * KB))
-                made.append(Node("op", full(size), src=tuple(sources)))
+                made.append(tensor("op", full(size), src=tuple(sources)))
     graph = Graph()
     for node in made:
         graph.expand(node)

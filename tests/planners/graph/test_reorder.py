@@ -5,8 +5,18 @@ from hypothesis import strategies as st
 from planners.graph.architectures import draw
 from planners.graph.blocks import Builder, Placed
 from planners.graph.kv_cache import LaunchShape
-from planners.graph.reorder import reordered
-from planners.graph.tensors import Graph, Node, full, leaf_input, like, mul_mat, reshape, view
+from planners.graph.reorder import Orders, reordered
+from planners.graph.tensors import (
+    Graph,
+    Node,
+    full,
+    leaf_input,
+    like,
+    mul_mat,
+    reshape,
+    tensor,
+    view,
+)
 from planners.model import ModelInfo
 from tests.fakes.plain_order import plainly_reordered
 from tests.fakes.tiny_models import info_of, tiny_models
@@ -16,7 +26,7 @@ OPS = ("mul_mat", "add", "rms_norm", "mul", "unary", "rope", "glu", "cont")
 
 
 def weight() -> Node:
-    node = Node("", full(8, 8))
+    node = tensor("", full(8, 8))
     node.is_weight, node.buffer = True, 0
     return node
 
@@ -89,9 +99,33 @@ def test_every_architecture_is_ordered_as_by_the_engines_own_loops(name: str, n:
     assert reordered(before) == plainly_reordered(before)
 
 
-def drawn(model: ModelInfo, n: int) -> list[Node]:
+@pytest.mark.parametrize("name", MODELS)
+def test_short_runs_of_like_layers_are_each_ordered_as_by_the_engines_own_loops(name: str) -> None:
+    known: Orders = {}
+    every = drawn(MODELS[name], 64, times=3)
+
+    for size in (5, 12, 32):
+        for start in range(0, len(every), size):
+            before = every[start : start + size]
+
+            assert reordered(before, known) == plainly_reordered(before)
+
+
+def test_a_run_like_one_before_is_not_put_in_order_again() -> None:
+    known: Orders = {}
+    every = drawn(MODELS["dense"], 64, times=8)
+    numbers = [i for i, node in enumerate(every) if node.like == every[10].like]
+    assert len(numbers) > 2
+
+    for i in numbers:
+        reordered(every[i : i + 12], known)
+
+    assert len(known) == 1
+
+
+def drawn(model: ModelInfo, n: int, *, times: int = 1) -> list[Node]:
     shape = LaunchShape(n_ctx=1024, n_parallel=1, n_batch=n, n_ubatch=n)
     build = Builder(model, shape, n=n, n_seqs=1, n_outputs=1, host=1)
-    layers = [Placed(x, 0, 0, 1, frozenset(), is_pinned=True) for x in model.layers]
+    layers = [Placed(x, 0, 0, 1, frozenset(), is_pinned=True) for x in model.layers * times]
     draw(build, layers, output=0, last=0, host=1)
     return build.graph.nodes

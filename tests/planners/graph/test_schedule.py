@@ -1,7 +1,7 @@
 from msgspec.structs import replace
 
 from planners.graph.schedule import OFFLOAD_LEAST_BATCH, Backends, Split, leafs, ordered, split
-from planners.graph.tensors import Graph, Node, full, leaf_input, like, mul_mat
+from planners.graph.tensors import Graph, Node, full, leaf_input, like, mul_mat, tensor
 
 GPU, OTHER, HOST = 0, 1, 2
 
@@ -14,7 +14,7 @@ def backends(*, offloads: bool = True, unsupported: str = "") -> Backends:
 
 
 def weight(backend: int) -> Node:
-    node = Node("", full(64, 64))
+    node = tensor("", full(64, 64))
     node.is_weight, node.buffer = True, backend
     return node
 
