@@ -129,7 +129,7 @@ def _layer(
         return like("add", like("add", build.ffn(at, build.norm(at, "ffn_norm", skip)), skip), x)
     if _is_parallel(at):
         normed = normed if out_ids is None else get_rows(normed, out_ids)
-        return like("add", like("add", build.ffn(at, normed), skip), x)
+        return like("add", like("add", _network(build, at, normed), skip), x)
     if at.layer.weight("post_ffw_norm.weight") is not None:
         x = build.norm(at, "post_attention_norm", x)
     if arch in GRANITES:
@@ -144,7 +144,15 @@ def _is_parallel(at: Placed) -> bool:
     """Whether attention and feed-forward network read the same norm, as in command-r."""
     later = ("ffn_norm", "post_attention_norm", "post_ffw_norm")
     has_later = any(at.layer.weight(f"{name}.weight") is not None for name in later)
-    return not has_later and at.layer.weight("ffn_up.weight") is not None
+    network = ("ffn_up", "ffn_gate_inp")
+    return not has_later and any(at.layer.weight(f"{name}.weight") is not None for name in network)
+
+
+def _network(build: Builder, at: Placed, x: Node) -> Node:
+    """The feed-forward network, of experts where the layer has some."""
+    if at.layer.weight("ffn_gate_inp.weight") is None:
+        return build.ffn(at, x)
+    return _with_shared(build, at, x, _routed(build, at, x))
 
 
 def _recurrent(build: Builder, at: Placed, x: Node, ids: tuple[Node, Node]) -> Node:
@@ -163,12 +171,10 @@ def _feed_forward(build: Builder, at: Placed, skip: Node) -> Node:
     x = skip
     if own is not None or last is None:
         x = build.norm(at, "post_attention_norm" if own is None else "ffn_norm", x)
-    if layer.weight("ffn_gate_inp.weight") is None:
-        x = build.ffn(at, x)
-    elif arch == "gpt-oss":
+    if arch == "gpt-oss":
         x = moe(build, at, x, gating="late_softmax", norm=False)
     else:
-        x = _with_shared(build, at, x, _routed(build, at, x))
+        x = _network(build, at, x)
     if arch in GRANITES:
         x = build.scaled(x, "residual_scale")
     if last is not None:
