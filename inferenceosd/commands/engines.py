@@ -6,7 +6,6 @@ Works with and without a daemon; a running one goes by the change before the com
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -21,12 +20,11 @@ from inferenceosd.settings.error import ConfigError
 from planners.backends import Engine, RejectedEngine
 from proxy.admin.engines import BuildReport, EnginesReport, build_report
 from supervisor.engines.builds import (
-    Build,
     BuildInUse,
     Builds,
     BuildsUnwritable,
-    Choice,
     NoSuchBuild,
+    Order,
     builds_folder,
 )
 
@@ -66,7 +64,7 @@ def use(door: Door, build: str) -> None:
 
     What made it be rolled back is forgotten. A build that is pinned goes before it.
     """
-    _decide(door, "use", build, lambda builds, one: builds.use(one))
+    _decide(door, Order.USE, build)
 
 
 @engines.command()
@@ -75,14 +73,7 @@ def use(door: Door, build: str) -> None:
 @click.pass_obj
 def pin(door: Door, build: str, off: bool) -> None:
     """Hold BUILD: this one and no other of its backend, without a trial."""
-
-    def held(builds: Builds, one: Build) -> None:
-        if not off:
-            builds.choose(one, Choice.PINNED)
-        elif one.is_pinned:
-            builds.drop(one.backend, Choice.PINNED)
-
-    _decide(door, "unpin" if off else "pin", build, held)
+    _decide(door, Order.UNPIN if off else Order.PIN, build)
 
 
 @engines.command()
@@ -90,7 +81,7 @@ def pin(door: Door, build: str, off: bool) -> None:
 @click.pass_obj
 def remove(door: Door, build: str) -> None:
     """Delete BUILD from the disk; not one that is current, proven or pinned."""
-    _decide(door, "remove", build, lambda builds, one: builds.remove(one))
+    _decide(door, Order.REMOVE, build)
 
 
 @engines.command(name="try")
@@ -148,15 +139,15 @@ def _notes(one: BuildReport) -> list[str]:
     return [word for holds, word in told if holds]
 
 
-def _decide(door: Door, action: str, name: str, act: Callable[[Builds, Build], None]) -> None:
+def _decide(door: Door, order: Order, name: str) -> None:
     if not door.is_silent():
-        body = {"action": action, "build": name}
+        body = {"action": order.value, "build": name}
         answer = door.post("/engines", EnginesReport, body=body, within_s=WORK_S)
         answer.show(engines_text, as_json=False)
         return
     builds = _builds()
     try:
-        act(builds, builds.named(name))
+        builds.obey(order, name)
     except (NoSuchBuild, BuildInUse, BuildsUnwritable) as exc:
         fail(str(exc))
     click.echo(engines_text(_report(builds)))

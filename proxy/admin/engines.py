@@ -2,14 +2,13 @@
 
 import msgspec
 
-from supervisor.engines.builds import Build
+from supervisor.engines.builds import Build, Order
 
 
 class EngineOrder(msgspec.Struct, forbid_unknown_fields=True):
     """What an operator decides about a build."""
 
-    action: str
-    """"use", "pin", "unpin" or "remove"."""
+    action: Order
     build: str
     """Its id, or BACKEND/ID."""
 

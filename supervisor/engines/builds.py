@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
+from typing import assert_never
 
 import msgspec
 
@@ -33,6 +34,15 @@ class Choice(Enum):
     CURRENT = "current"
     PROVEN = "proven"
     PINNED = "pinned"
+
+
+class Order(Enum):
+    """What an operator decides about a build."""
+
+    USE = "use"
+    PIN = "pin"
+    UNPIN = "unpin"
+    REMOVE = "remove"
 
 
 _LINKS = frozenset(choice.value for choice in Choice)
@@ -161,6 +171,26 @@ class Builds:
             if name in (build.build_id, f"{build.backend}/{build.build_id}"):
                 return build
         raise NoSuchBuild(name, known=tuple(f"{b.backend}/{b.build_id}" for b in builds))
+
+    def obey(self, order: Order, name: str) -> Build:
+        """Carry an order out on the build of that name: the build, as it was before.
+
+        Raises NoSuchBuild, BuildInUse, BuildsUnwritable.
+        """
+        build = self.named(name)
+        match order:
+            case Order.USE:
+                self.use(build)
+            case Order.PIN:
+                self.choose(build, Choice.PINNED)
+            case Order.UNPIN:
+                if build.is_pinned:
+                    self.drop(build.backend, Choice.PINNED)
+            case Order.REMOVE:
+                self.remove(build)
+            case _:
+                assert_never(order)
+        return build
 
     def choose(self, build: Build, choice: Choice) -> None:
         """Make a link point at a build. Raises BuildsUnwritable."""
