@@ -338,7 +338,9 @@ class Instance:
             slot_dir=self.slot_dir,
             on_line=self._child_log.write,
         )
-        self._child_log.begin(f"launch {self._launches} of {self.instance_id}")
+        self._child_log.begin(
+            f"launch {self._launches} of {self.instance_id}", has_stamps=self._engine.log.has_stamps
+        )
         try:
             async with launch.started(
                 environ=shop.environ, cwd=shop.cwd, stop_s=shop.settings().stop_s

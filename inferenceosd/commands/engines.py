@@ -116,13 +116,16 @@ def engines_text(report: EnginesReport) -> str:
 def trial_text(engine: Engine) -> str:
     """What a build that decoded can do."""
     devices = ", ".join(f"{d.name} ({d.description})" for d in engine.devices)
+    stamps = "with" if engine.log.has_stamps else "without"
     abilities = [
         ("version", engine.version),
         ("for", engine.backend),
         ("devices", devices or "none: the processor alone"),
         ("options", f"{len(engine.flags)}"),
-        ("saves slots", "yes" if "--slot-save-path" in engine.flags else "no"),
         ("decodes", "yes"),
+        ("saves slots", "yes" if engine.saves_slots else "no: moves read conversations again"),
+        ("protocol", "yes" if engine.speaks_child_protocol else "no: loads show no progress"),
+        ("log", f"--verbosity {engine.log.buffers_verbosity}, {stamps} times"),
     ]
     return "\n".join(f"{name:12} {value}" for name, value in abilities)
 

@@ -77,8 +77,10 @@ def test_an_engine_that_decodes_is_told_of_by_name_or_path(nobody: Path) -> None
     by_name, by_path = ctl(nobody, "try", "one"), ctl(nobody, "try", str(FAKE))
 
     assert by_name.exit_code == by_path.exit_code == 0
-    assert "saves slots  yes" in by_name.output
     assert "decodes      yes" in by_path.output
+    assert "saves slots  no: moves read conversations again" in by_name.output
+    assert "protocol     yes" in by_name.output
+    assert "log          --verbosity 4, with times" in by_name.output
 
 
 def test_an_engine_that_does_not_is_refused_with_its_reason(nobody: Path, tmp_path: Path) -> None:
