@@ -226,7 +226,8 @@ class Builds:
         going = build.folder.with_name(f".removed-{build.build_id}")
         with _changing(build.folder):
             os.replace(build.folder, going)  # gone at once for who looks for engines
-            shutil.rmtree(going)
+            for left in build.folder.parent.glob(".removed-*"):  # one killed in mid-way left its
+                shutil.rmtree(left)
             self._failed(build).unlink(missing_ok=True)
 
     def _build(self, backend: str, folder: Path, links: dict[Choice, str | None]) -> Build:
