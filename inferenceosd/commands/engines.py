@@ -86,13 +86,16 @@ def remove(door: Door, build: str) -> None:
 
 @engines.command(name="try")
 @click.argument("build")
-def try_build(build: str) -> None:
+@click.pass_obj
+def try_build(door: Door, build: str) -> None:
     """Try BUILD, or the llama-server at a path, and say what it can do here.
 
     It is asked for its version, flags and devices, and decodes a tiny model, each within a time
-    limit. Nothing is remembered, and no daemon is asked. Exit status 1 where it cannot serve here.
+    limit, by this command: nothing is remembered, and a daemon is only asked where BUILD lies. Exit
+    status 1 where it cannot serve here.
     """
-    path = build if os.sep in build and os.path.exists(build) else str(_named(_builds(), build))
+    is_path = os.sep in build and os.path.exists(build)
+    path = build if is_path else _named(door, build).path
     engine = asyncio.run(_tried(os.path.abspath(path)))
     if isinstance(engine, RejectedEngine):
         fail(f"{engine.path}: {engine.reason}")
@@ -156,9 +159,12 @@ def _decide(door: Door, order: Order, name: str) -> None:
     click.echo(engines_text(_report(builds)))
 
 
-def _named(builds: Builds, name: str) -> Path:
+def _named(door: Door, name: str) -> BuildReport:
+    """The build of that name: the daemon's, which may keep them elsewhere, or ours without one."""
+    silent = door.is_silent()
+    report = _report(_builds()) if silent else door.get("/engines", EnginesReport).value
     try:
-        return builds.named(name).binary
+        return report.named(name)
     except NoSuchBuild as exc:
         fail(str(exc))
 
