@@ -64,7 +64,11 @@ def test_no_path_of_the_build_machine_is_in_the_programs(cpu: Path) -> None:
 def test_there_is_a_library_for_old_and_new_generations_of_cpus(cpu: Path) -> None:
     names = {file.name for file in (cpu / "bin").glob("libggml-cpu-*")}
 
-    assert {"libggml-cpu-haswell.so", "libggml-cpu-x64.so", "libggml-cpu-skylakex.so"} <= names
+    assert {"libggml-cpu-haswell.so", "libggml-cpu-x64.so", "libggml-cpu-zen4.so"} <= names
+
+
+def test_none_is_chosen_whose_tiles_a_sandbox_may_deny(cpu: Path) -> None:
+    assert not (cpu / "bin" / "libggml-cpu-sapphirerapids.so").exists()
 
 
 def test_the_daemon_answers_with_it(cpu: Path) -> None:
