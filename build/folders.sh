@@ -53,3 +53,18 @@ find_python() { # 3.11 or newer, with pip
     fi
   done
 }
+
+take_turn() { # one builder at a time in folder $1, whose lock file is open as $2: waits for the other one
+  local python
+  python=$(find_python)
+  # The lock is of the open file, which stays open in this shell when Python has ended.
+  "${python:-python3}" - "$1" "$2" <<'END' || fail "cannot lock $1"
+import fcntl, sys
+folder, lock = sys.argv[1], int(sys.argv[2])
+try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    print(f"waiting for another build in {folder}", flush=True)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+END
+}

@@ -133,9 +133,13 @@ add_subdirectory(${IOS_SOURCE_DIR} llama.cpp EXCLUDE_FROM_ALL)
 
 set(programs llama-server llama-fit-params llama-bench llama-gguf-split ggml-rpc-server)
 set(libraries ggml-base ggml llama llama-common mtmd llama-server-impl llama-fit-params-impl llama-bench-impl)
-add_custom_target(ios ALL DEPENDS ${programs} ${GGML_AVAILABLE_BACKENDS})
-message(STATUS "ios: backends ${GGML_AVAILABLE_BACKENDS}")
+set(backends ${GGML_AVAILABLE_BACKENDS})
+# It is chosen by CPUID alone, and its first tile (AMX) is a SIGILL where the kernel gives no leave to use them, as in
+# sandboxes: all of the portable build would be of no use there. A native build has tiles.
+list(REMOVE_ITEM backends ggml-cpu-sapphirerapids)
+add_custom_target(ios ALL DEPENDS ${programs} ${backends})
+message(STATUS "ios: backends ${backends}")
 
 install(TARGETS ${programs} RUNTIME DESTINATION bin COMPONENT ios)
-install(TARGETS ${libraries} ${GGML_AVAILABLE_BACKENDS} LIBRARY DESTINATION bin COMPONENT ios NAMELINK_SKIP)
+install(TARGETS ${libraries} ${backends} LIBRARY DESTINATION bin COMPONENT ios NAMELINK_SKIP)
 install(FILES ${IOS_SOURCE_DIR}/LICENSE DESTINATION . RENAME LICENSE.llama.cpp COMPONENT ios)

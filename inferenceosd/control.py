@@ -213,16 +213,8 @@ class Control:
 
     async def decide_engine(self, order: EngineOrder) -> EnginesReport:
         """Do it, and go by it at once."""
-        decide = {
-            "use": self._desk.use,
-            "pin": self._desk.pin,
-            "unpin": self._desk.unpin,
-            "remove": self._desk.remove,
-        }.get(order.action)
-        if decide is None:
-            raise BadRequest(f"{order.action!r} is no order for engines", param="action")
         try:
-            decide(order.build)
+            self._desk.obey(order.action, order.build)
         except (NoSuchBuild, BuildInUse, BuildsUnwritable) as exc:
             raise BadRequest(str(exc), param="build") from exc
         await self._in_force.find_engines()

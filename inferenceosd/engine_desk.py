@@ -7,6 +7,7 @@ a script or an operator, the next look adopts what it says.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -18,13 +19,27 @@ from planners.instances.launches import NO_ENGINE
 from planners.rollout import Newcomer, Proven, RolledBack
 from proxy.admin.engines import EnginesReport, build_report
 from supervisor.engines.backends import engines_key, find_engines
-from supervisor.engines.builds import Build, Builds, BuildsUnwritable, Choice, builds_folder
+from supervisor.engines.builds import (
+    Build,
+    Builds,
+    BuildsUnwritable,
+    Choice,
+    Order,
+    builds_folder,
+)
 from supervisor.engines.rollout import Rollout, Verdict
 from supervisor.patience import NoAnswer, PatientReader
 from supervisor.records.journal import Journal
 
 ENGINES_S = 2.0  # to look whether a llama-server was replaced: a few stat calls
 CHOICES_S = 2.0  # cadence of looking whether another build was switched in: some readlink calls
+
+_OBEYED = {
+    Order.USE: "engine.chosen",
+    Order.PIN: "engine.pinned",
+    Order.UNPIN: "engine.unpinned",
+    Order.REMOVE: "engine.removed",
+}
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +56,10 @@ class EngineDesk:
         """None while they are being tried for the first time."""
         self.rejected: tuple[RejectedEngine, ...] = ()
         self.newcomers: tuple[Newcomer, ...] = ()
+        self._undecided: list[Verdict] = []
+        """Ends of trials that are not in the links yet."""
+        self._unwritable: dict[str, str] = {}
+        """Build → why the disk refused what was decided of it, as last said."""
 
     async def were_upgraded(self, config: Config) -> bool:
         """Whether files of llama-servers changed since they were tried."""
@@ -71,14 +90,12 @@ class EngineDesk:
         Trials that ended are taken up here.
         """
         while True:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(CHOICES_S):
-                    self._conclude(await self._rollout.verdicts.get())
-            except TimeoutError:
-                if self._builds.choices() == self._choices:
-                    self._note_proven()
-                    continue
-            await changed()
+                    self._undecided.append(await self._rollout.verdicts.get())
+            if self._conclude() or self._builds.choices() != self._choices:
+                await changed()
+            self._note_proven()
 
     def report(self) -> EnginesReport:
         """Every build on disk, and what is thought of it."""
@@ -97,43 +114,30 @@ class EngineDesk:
             )
         )
 
-    def use(self, name: str) -> None:
-        """Make a build the current one: it is on trial where a proven one is there.
-
-        Raises NoSuchBuild, BuildsUnwritable.
-        """
-        build = self._builds.named(name)
-        self._builds.use(build)
-        self._record("engine.chosen", build, "use was asked for")
-
-    def pin(self, name: str) -> None:
-        """Hold a build: this one and no other of its backend. Raises as `use`."""
-        build = self._builds.named(name)
-        self._builds.choose(build, Choice.PINNED)
-        self._record("engine.pinned", build, "pin was asked for")
-
-    def unpin(self, name: str) -> None:
-        """No longer hold it. Raises as `use`."""
-        build = self._builds.named(name)
-        if build.is_pinned:
-            self._builds.drop(build.backend, Choice.PINNED)
-        self._record("engine.unpinned", build, "unpin was asked for")
-
-    def remove(self, name: str) -> None:
-        """Delete a build. Raises as `use`, and BuildInUse."""
-        build = self._builds.named(name)
-        self._builds.remove(build)
-        self._record("engine.removed", build, "remove was asked for")
+    def obey(self, order: Order, name: str) -> None:
+        """Carry out an operator's order. Raises NoSuchBuild, BuildInUse, BuildsUnwritable."""
+        build = self._builds.obey(order, name)
+        self._record(_OBEYED[order], build, f"{order.value} was asked for")
 
     def _record(self, kind: str, build: Build, reason: str) -> None:
         log.info(kind, backend=build.backend, build=build.build_id, reason=reason)
         self._journal.record(kind, reason=reason, backend=build.backend, build=build.build_id)
 
-    def _conclude(self, verdict: Verdict) -> None:
-        """Have the end of a trial be seen in the links, which the next look adopts."""
+    def _conclude(self) -> bool:
+        """Have ends of trials be seen in the links, which the next look adopts: whether any is.
+
+        What the disk refuses is tried again at the next look.
+        """
+        left = [verdict for verdict in self._undecided if not self._settled(verdict)]
+        has_changed = len(left) < len(self._undecided)
+        self._undecided = left
+        return has_changed
+
+    def _settled(self, verdict: Verdict) -> bool:
         newcomer, told = verdict
-        if (build := self._build_of(newcomer.engine)) is None:
-            return  # removed meanwhile
+        build = self._build_of(newcomer.engine)
+        if build is None or build.on_trial_since() != newcomer.since:
+            return True  # by an operator, who has removed, chosen or pinned one meanwhile
         try:
             match told:
                 case Proven(reason):
@@ -142,6 +146,14 @@ class EngineDesk:
                 case RolledBack(reason):
                     self._roll_back(build, reason)
         except BuildsUnwritable as exc:
+            self._note_undecided(build, exc)
+            return False
+        return True
+
+    def _note_undecided(self, build: Build, exc: BuildsUnwritable) -> None:
+        """Said once: it is tried again at each look."""
+        if self._unwritable.get(build.build_id) != str(exc):
+            self._unwritable[build.build_id] = str(exc)
             log.warning("engine.undecided", build=build.build_id, reason=str(exc))
 
     def _roll_back(self, build: Build, reason: str) -> None:
@@ -159,6 +171,12 @@ class EngineDesk:
         if not self._rollout.served.is_set():
             return
         self._rollout.served.clear()
+        if not self._served_are_proven():
+            self._rollout.served.set()
+
+    def _served_are_proven(self) -> bool:
+        """Whether that could be written of all of them."""
+        are_written = True
         for engine in self.engines or ():
             build = self._build_of(engine)
             if build is None or build.is_proven or not self._rollout.has_served(engine.engine_id):
@@ -166,7 +184,9 @@ class EngineDesk:
             try:
                 self._builds.choose(build, Choice.PROVEN)
             except BuildsUnwritable as exc:
-                log.warning("engine.undecided", build=build.build_id, reason=str(exc))
+                self._note_undecided(build, exc)
+                are_written = False
+        return are_written
 
     def _build_of(self, engine: Engine) -> Build | None:
         return next((b for b in self._builds.all() if _is_of(engine, b)), None)

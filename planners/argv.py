@@ -20,6 +20,8 @@ VISIBILITY = (
     "GPU_DEVICE_ORDINAL",
     "GGML_VK_VISIBLE_DEVICES",
 )
+VERBOSITY = ("--verbosity", "--log-verbosity", "-lv")
+_CHILD_PROTOCOL = {"LLAMA_SERVER_ROUTER_PORT": "1"}  # progress out, death by stdin EOF
 _REPACKING = frozenset({"--repack", "--no-repack", "-nr"})  # then it is the operator's word
 _SCRUBBED = ("GGML_", "LLAMA_", "LD_", "DYLD_", "HF_TOKEN")  # the last is the daemon's to show
 
@@ -48,7 +50,7 @@ def child_argv(
 ) -> tuple[str, ...]:
     """The command line of a child, its program first. Raises PlanError where it cannot be said."""
     argv = [engine.path]
-    for option in _options(plan, socket_path=socket_path, slot_dir=slot_dir):
+    for option in _options(plan, engine, socket_path=socket_path, slot_dir=slot_dir):
         known = next((name for name in option.names if name in engine.flags), None)
         if known is not None:
             argv += [known] if option.value is None else [known, option.value]
@@ -67,16 +69,18 @@ def child_env(engine: Engine, inherited: Mapping[str, str]) -> dict[str, str]:
     return {
         **kept,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # else CUDA sorts by speed and NVML by bus
-        "LLAMA_SERVER_ROUTER_PORT": "1",  # the child protocol: progress out, death by stdin EOF
+        **(_CHILD_PROTOCOL if engine.speaks_child_protocol else {}),
         **dict(engine.env),
     }
 
 
-def _options(plan: LaunchPlan, *, socket_path: str, slot_dir: str) -> Iterator[_Option]:
+def _options(
+    plan: LaunchPlan, engine: Engine, *, socket_path: str, slot_dir: str
+) -> Iterator[_Option]:
     yield _Option(("--model", "-m"), plan.model_path)
     if "," not in plan.model_id:  # a comma would make it two names
         yield _Option(("--alias", "-a"), plan.model_id, is_needed=False)
-    yield from _door(socket_path, slot_dir)
+    yield from _door(engine, socket_path, slot_dir)
     if plan.chat_template:
         yield _Option(("--chat-template",), plan.chat_template)  # after --jinja, which it needs
     yield from _slots(plan)
@@ -84,14 +88,18 @@ def _options(plan: LaunchPlan, *, socket_path: str, slot_dir: str) -> Iterator[_
     yield from _companions(plan)
 
 
-def _door(socket_path: str, slot_dir: str) -> Iterator[_Option]:
+def _door(engine: Engine, socket_path: str, slot_dir: str) -> Iterator[_Option]:
     # A Unix socket: no port table, no race, out of reach for other users of the machine.
     yield _Option(("--host",), socket_path)
     # Saved slots are what makes moving a conversation exact; the folder must exist.
-    yield _Option(("--slot-save-path",), slot_dir)
+    if engine.saves_slots:
+        yield _Option(("--slot-save-path",), slot_dir)
     yield _Option(("--sse-ping-interval",), str(SSE_PING_S), is_needed=False)
-    # The log levels below 4 leave out the buffer sizes that buffers.py reads.
-    yield _Option(("--verbosity", "--log-verbosity", "-lv"), "4")
+    # Levels below leave out the buffer sizes that buffers.py reads.
+    yield _Option(VERBOSITY, str(engine.log.buffers_verbosity))
+    # Without a stamp nothing tells a message from the lines that it quotes of a request.
+    yield _Option(("--log-prefix",), is_needed=False)
+    yield _Option(("--log-timestamps",), is_needed=False)
     # Its web chat stays on: the proxy, its only client, decides who sees it, at once on a reload.
     # No download, whatever the model path is.
     yield _Option(("--offline",), is_needed=False)

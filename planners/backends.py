@@ -25,6 +25,21 @@ class EngineDevice(Struct, frozen=True):
     free_bytes: int
 
 
+class LogDialect(Struct, frozen=True):
+    """At which `--verbosity` an engine logs what is read, and how its lines begin.
+
+    As said here they are those of llama.cpp since b10434; scales before it had fewer levels, or
+    none, where 4 would log every token.
+    """
+
+    buffers_verbosity: int = 4
+    """From here on it tells each buffer that it reserves."""
+    sizes_verbosity: int = 5
+    """From here on its dry run tells sizes to 0.01 MiB."""
+    has_stamps: bool = True
+    """Whether each message begins with a time, which tells it from what it quotes of a request."""
+
+
 class Engine(Struct, frozen=True):
     """A llama-server binary that was tried on this machine and decoded."""
 
@@ -44,6 +59,11 @@ class Engine(Struct, frozen=True):
     version: str
     has_tiles: bool = False
     """Whether it lays out the host's weights for tiles (AMX): by its build and this processor."""
+    log: LogDialect = LogDialect()
+    saves_slots: bool = True
+    """Whether it wrote what a slot holds to a file, and read that back."""
+    speaks_child_protocol: bool = True
+    """Whether it tells its states on stdout, and ends with its stdin."""
 
 
 class RejectedEngine(Struct, frozen=True):

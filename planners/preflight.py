@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from planners.argv import child_argv
+from planners.argv import VERBOSITY, child_argv
 from planners.backends import Engine
 from planners.errors import PlanError
 from planners.graph.buffers import BufferKind, BufferLine, measured
@@ -24,7 +24,6 @@ from planners.layout.dry_runs import Reserved, Told
 from planners.plan import DeviceBytes, LaunchPlan
 from planners.sizes import MIB
 
-VERBOSITY = "5"  # below it the engine prints whole MiB alone
 FIT_FLAGS = frozenset({"--fit", "--fit-target"})
 LINE_MIB = 0.01  # by so much two buffers of one device may be off, each printed to 0.01 MiB
 TABLE_MIB = 1.0  # the table cuts what is less
@@ -50,12 +49,11 @@ def preflight_argv(plan: LaunchPlan, *, engine: Engine, socket_path: str) -> tup
     if not measures(engine):
         raise PlanError(f"{engine.path} cannot measure a plan before it loads: it has no --fit")
     argv = list(child_argv(plan, engine=engine, socket_path=socket_path, slot_dir=""))
-    argv = _without(argv, "--slot-save-path", "--fit", "--verbosity", "--log-verbosity", "-lv")
-    verbosity = next(
-        name for name in ("--verbosity", "--log-verbosity", "-lv") if name in engine.flags
-    )
+    argv = _without(argv, "--slot-save-path", "--fit", *VERBOSITY)
+    verbosity = next(name for name in VERBOSITY if name in engine.flags)
+    told = (verbosity, str(engine.log.sizes_verbosity))
     # Explicit layers make the fitting stop at its first probe; a target of 0 has nothing changed.
-    tail = ("--fit", "on", "--fit-target", "0", verbosity, VERBOSITY, "--no-warmup")
+    tail = ("--fit", "on", "--fit-target", "0", *told, "--no-warmup")
     return (*argv, *(flag for flag in tail if not flag.startswith("--no-") or flag in engine.flags))
 
 

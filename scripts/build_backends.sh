@@ -298,18 +298,19 @@ build() { # backend $1
     echo "up to date: $prefix/$1/$id"
     return
   fi
+  rm -rf "${prefix:?}/$1"/.staging-* "${prefix:?}/$1"/.replaced-* # of builds that were killed; the lock is ours
   fetch_source
   configure "$1"
   touch "$tree"
   cmake --build "$tree" --parallel "$jobs" --target ios || fail "llama.cpp did not compile for $1; see above"
-  rm -rf "$staging"
   cmake --install "$tree" --component ios --strip --prefix "$staging" || fail "cannot write into $prefix"
   if ! manifest_of "$1" "$staging"; then
     rm -rf "$staging"
     fail "the new llama-server for $1 is of no use here; $prefix/$1/current stays as it was"
   fi
-  rm -rf "${prefix:?}/$1/$id" "${prefix:?}/$1/$id.failed"
+  [ ! -e "$prefix/$1/$id" ] || mv "$prefix/$1/$id" "$prefix/$1/.replaced-$id" # damaged, or it would be up to date
   mv "$staging" "$prefix/$1/$id"
+  rm -rf "${prefix:?}/$1/.replaced-$id" "${prefix:?}/$1/$id.failed"
   switch_to "$1" "$id"
   echo "built: $prefix/$1/$id"
   forget_old_builds "$1"
@@ -335,19 +336,6 @@ print_commands() {
     run cmake --build "$tree" --parallel "$jobs" --target ios
     run cmake --install "$tree" --component ios --strip --prefix "$prefix/$backend/<build id>"
   done
-}
-
-take_turn() { # one builder at a time in folder $1, whose lock file is open as $2: waits for the other one
-  # The lock is of the open file, which stays open in this shell when Python has ended.
-  "$python" - "$1" "$2" <<'END' || fail "cannot lock $1"
-import fcntl, sys
-folder, lock = sys.argv[1], int(sys.argv[2])
-try:
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-except BlockingIOError:
-    print(f"waiting for another build in {folder}", flush=True)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-END
 }
 
 main() {

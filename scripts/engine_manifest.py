@@ -31,7 +31,7 @@ ASK_S = 60.0  # --version and --list-devices: the last loads every driver
 DECODE_S = 300.0  # start to answer: 0.2 s on an idle machine, a minute emulated on a busy one
 POLL_S = 0.05  # cadence of looking whether the tiny model is loaded
 LETTERS = "root ::= [a-z]*"  # random weights would make bytes that no text has
-_VERSION = re.compile(r"version: (\S.*?)\s*", re.MULTILINE)
+_VERSION = re.compile(r"^version: (\S.*?)\s*$", re.MULTILINE)
 _DEVICE = re.compile(r"^\s+(\w+): (.*) \(\d+ MiB, \d+ MiB free\)\s*$", re.MULTILINE)
 _GLIBC = re.compile(rb"GLIBC_(\d+)\.(\d+)")
 

@@ -97,13 +97,16 @@ main() {
   [ $# = 1 ] || bad "one at a time"
   local target
   target=$(build_folder)/toolchains/$1
+  mkdir -p "$(dirname "$target")" || fail "cannot write into $(build_folder); INFERENCEOSD_BUILD_DIR names another folder"
+  exec 9>"$(dirname "$target")/.lock"
+  take_turn "$(dirname "$target")" 9
   if [ -e "$target" ]; then
     echo "there already: $target"
     return
   fi
-  mkdir -p "$(dirname "$target")" || fail "cannot write into $(build_folder); INFERENCEOSD_BUILD_DIR names another folder"
-  fresh=$target.new-$$
+  fresh=$target.new
   trap 'rm -rf "$fresh"' EXIT
+  rm -rf "$fresh" # of a fetch that was killed; the lock is ours
   mkdir "$fresh"
   case "$1" in
     vulkan) fetch_vulkan ;;

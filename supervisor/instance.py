@@ -301,7 +301,9 @@ class Instance:
             stopping=lambda: self._enter(InstanceState.STOPPING),
             record=self._record,
         )
-        self._child_log.begin(f"launch {self._launches} of {self.instance_id}")
+        self._child_log.begin(
+            f"launch {self._launches} of {self.instance_id}", has_stamps=self._engine.log.has_stamps
+        )
         try:
             return await self._service.run()
         finally:

@@ -2,7 +2,9 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from inferenceosd.platform_folders import Platform, state_folder
+from tests.fakes.waiting import until
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "build_backends.sh"
@@ -19,10 +22,17 @@ FAKE = ROOT / "tests" / "fakes" / "llama_server.py"
 CMAKE = """#!/bin/sh
 echo "$@" >>"$(dirname "$0")/calls"
 case "$*" in
+  *--build*) while [ -e "$(dirname "$0")/slow" ]; do sleep 0.05; done ;;
   *--version*) echo "cmake version 3.25.1" ;;
   *--install*) for last; do :; done; mkdir -p "$last/bin"; cp "{fake}" "$last/bin/llama-server" ;;
 esac
 """
+NEWER_THAN_BASH_3_2 = re.compile(
+    r"(?:declare|local|typeset) -[a-zA-Z]*[Angul]|\b(?:mapfile|readarray|coproc|wait -n)\b"
+    r"|\^\^?\}|,,?\}|\|&|&>>|;;?&|@[A-Za-z]\}|\[-\d+\]|printf -v \w+\["
+    r"|printf '[^']*%\(|\[\[? -[vR] |EPOCH|globstar|\\u[0-9a-fA-F]{4}"
+)
+"""What came with bash 4 and later; macOS has 3.2."""
 SIGILL = '{"sigill": true}'
 
 Build = Callable[..., subprocess.CompletedProcess[str]]
@@ -325,7 +335,7 @@ def test_a_build_is_tried_described_and_made_the_current_one(
     assert manifest["source"] == "folder"
     assert "-DIOS_VARIANT=portable" in manifest["options"]
     assert manifest["toolchain"][0] == "c++ 12"
-    assert manifest["found"]["version"] != "unknown"
+    assert manifest["found"]["version"] == "1 (fake)"
     assert manifest["files"] == {"bin/llama-server": digest}
     assert "--parallel 3" in calls(tmp_path)
 
@@ -385,6 +395,28 @@ def test_a_build_that_cannot_decode_here_leaves_current_as_it_was(
     assert current(tmp_path) == before
     assert [path.name for path in before.parent.iterdir() if path.is_dir()].count(before.name) == 1
     assert not list(before.parent.glob(".staging-*"))
+
+
+def test_a_build_that_is_killed_leaves_current_and_goes_on_at_the_next_try(
+    builder: Build, at_once: dict[str, str], source: Path, tmp_path: Path
+) -> None:
+    builder()
+    before = current(tmp_path)
+    (source / "changed").touch()
+    (left := before.with_name(".staging-of-another")).mkdir()
+    (slow := tmp_path / "tools" / "slow").touch()
+    argv = ["bash", str(SCRIPT), "cpu", "--prefix", str(tmp_path / "engines")]
+
+    with subprocess.Popen(argv, env=at_once, start_new_session=True) as killed:
+        until(lambda: calls(tmp_path).count("--build") == 2, within_s=30)
+        os.killpg(killed.pid, signal.SIGKILL)
+    slow.unlink()
+
+    assert current(tmp_path) == before
+    told = builder()
+    assert told.returncode == 0, told.stderr
+    assert current(tmp_path) != before
+    assert not left.exists()
 
 
 def test_older_builds_go_but_not_the_pinned_one(
@@ -486,6 +518,31 @@ def test_a_named_backend_that_lacks_its_tools_is_refused_in_one_line(
     assert "hip needs ROCm 6.1 or newer at /nonexistent" in told.stderr
 
 
+def test_tools_that_cannot_be_fetched_are_said_in_the_last_line_and_leave_nothing(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\ncase "$*" in *" install "*) exit 1 ;; esac\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    toolchains = tmp_path / "work" / "toolchains"
+    (toolchains / "cuda.new").mkdir(parents=True)  # of a fetch that was killed
+
+    told = subprocess.run(
+        ["bash", str(ROOT / "scripts" / "fetch_toolchain.sh"), "cuda"],
+        env=environ | {"PYTHON": str(python), "INFERENCEOSD_BUILD_DIR": str(tmp_path / "work")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert told.returncode == 1
+    assert told.stderr == "fetch_toolchain.sh: pip could not fetch the CUDA packages\n"
+    assert [path.name for path in toolchains.iterdir()] == [".lock"]
+
+
 def test_shellcheck_has_nothing_to_say() -> None:
     checker = Path(sys.executable).parent / "shellcheck"
 
@@ -504,10 +561,7 @@ def test_shellcheck_has_nothing_to_say() -> None:
 
 @pytest.mark.parametrize("file", SHELL_FILES, ids=lambda file: file.name)
 def test_the_scripts_use_nothing_newer_than_bash_3_2(file: Path) -> None:
-    text = file.read_text()
-
-    for newer in ("declare -A", "mapfile", "readarray", "^^}", ",,}", "|&", "local -n", "&>>"):
-        assert newer not in text
+    assert NEWER_THAN_BASH_3_2.findall(file.read_text()) == []
 
 
 def test_the_option_table_is_part_of_the_project() -> None:

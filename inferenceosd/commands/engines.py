@@ -6,7 +6,6 @@ Works with and without a daemon; a running one goes by the change before the com
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -21,12 +20,11 @@ from inferenceosd.settings.error import ConfigError
 from planners.backends import Engine, RejectedEngine
 from proxy.admin.engines import BuildReport, EnginesReport, build_report
 from supervisor.engines.builds import (
-    Build,
     BuildInUse,
     Builds,
     BuildsUnwritable,
-    Choice,
     NoSuchBuild,
+    Order,
     builds_folder,
 )
 
@@ -66,7 +64,7 @@ def use(door: Door, build: str) -> None:
 
     What made it be rolled back is forgotten. A build that is pinned goes before it.
     """
-    _decide(door, "use", build, lambda builds, one: builds.use(one))
+    _decide(door, Order.USE, build)
 
 
 @engines.command()
@@ -75,14 +73,7 @@ def use(door: Door, build: str) -> None:
 @click.pass_obj
 def pin(door: Door, build: str, off: bool) -> None:
     """Hold BUILD: this one and no other of its backend, without a trial."""
-
-    def held(builds: Builds, one: Build) -> None:
-        if not off:
-            builds.choose(one, Choice.PINNED)
-        elif one.is_pinned:
-            builds.drop(one.backend, Choice.PINNED)
-
-    _decide(door, "unpin" if off else "pin", build, held)
+    _decide(door, Order.UNPIN if off else Order.PIN, build)
 
 
 @engines.command()
@@ -90,18 +81,21 @@ def pin(door: Door, build: str, off: bool) -> None:
 @click.pass_obj
 def remove(door: Door, build: str) -> None:
     """Delete BUILD from the disk; not one that is current, proven or pinned."""
-    _decide(door, "remove", build, lambda builds, one: builds.remove(one))
+    _decide(door, Order.REMOVE, build)
 
 
 @engines.command(name="try")
 @click.argument("build")
-def try_build(build: str) -> None:
+@click.pass_obj
+def try_build(door: Door, build: str) -> None:
     """Try BUILD, or the llama-server at a path, and say what it can do here.
 
     It is asked for its version, flags and devices, and decodes a tiny model, each within a time
-    limit. Nothing is remembered, and no daemon is asked. Exit status 1 where it cannot serve here.
+    limit, by this command: nothing is remembered, and a daemon is only asked where BUILD lies. Exit
+    status 1 where it cannot serve here.
     """
-    path = build if os.sep in build and os.path.exists(build) else str(_named(_builds(), build))
+    is_path = os.sep in build and os.path.exists(build)
+    path = build if is_path else _named(door, build).path
     engine = asyncio.run(_tried(os.path.abspath(path)))
     if isinstance(engine, RejectedEngine):
         fail(f"{engine.path}: {engine.reason}")
@@ -125,13 +119,16 @@ def engines_text(report: EnginesReport) -> str:
 def trial_text(engine: Engine) -> str:
     """What a build that decoded can do."""
     devices = ", ".join(f"{d.name} ({d.description})" for d in engine.devices)
+    stamps = "with" if engine.log.has_stamps else "without"
     abilities = [
         ("version", engine.version),
         ("for", engine.backend),
         ("devices", devices or "none: the processor alone"),
         ("options", f"{len(engine.flags)}"),
-        ("saves slots", "yes" if "--slot-save-path" in engine.flags else "no"),
         ("decodes", "yes"),
+        ("saves slots", "yes" if engine.saves_slots else "no: moves read conversations again"),
+        ("protocol", "yes" if engine.speaks_child_protocol else "no: loads show no progress"),
+        ("log", f"--verbosity {engine.log.buffers_verbosity}, {stamps} times"),
     ]
     return "\n".join(f"{name:12} {value}" for name, value in abilities)
 
@@ -148,23 +145,26 @@ def _notes(one: BuildReport) -> list[str]:
     return [word for holds, word in told if holds]
 
 
-def _decide(door: Door, action: str, name: str, act: Callable[[Builds, Build], None]) -> None:
+def _decide(door: Door, order: Order, name: str) -> None:
     if not door.is_silent():
-        body = {"action": action, "build": name}
+        body = {"action": order.value, "build": name}
         answer = door.post("/engines", EnginesReport, body=body, within_s=WORK_S)
         answer.show(engines_text, as_json=False)
         return
     builds = _builds()
     try:
-        act(builds, builds.named(name))
+        builds.obey(order, name)
     except (NoSuchBuild, BuildInUse, BuildsUnwritable) as exc:
         fail(str(exc))
     click.echo(engines_text(_report(builds)))
 
 
-def _named(builds: Builds, name: str) -> Path:
+def _named(door: Door, name: str) -> BuildReport:
+    """The build of that name: the daemon's, which may keep them elsewhere, or ours without one."""
+    silent = door.is_silent()
+    report = _report(_builds()) if silent else door.get("/engines", EnginesReport).value
     try:
-        return builds.named(name).binary
+        return report.named(name)
     except NoSuchBuild as exc:
         fail(str(exc))
 

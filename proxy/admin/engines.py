@@ -2,14 +2,13 @@
 
 import msgspec
 
-from supervisor.engines.builds import Build
+from supervisor.engines.builds import Build, NoSuchBuild, Order
 
 
 class EngineOrder(msgspec.Struct, forbid_unknown_fields=True):
     """What an operator decides about a build."""
 
-    action: str
-    """"use", "pin", "unpin" or "remove"."""
+    action: Order
     build: str
     """Its id, or BACKEND/ID."""
 
@@ -39,6 +38,14 @@ class EnginesReport(msgspec.Struct, frozen=True):
     """Every build, by backend, the newest first."""
 
     builds: tuple[BuildReport, ...]
+
+    def named(self, name: str) -> BuildReport:
+        """The build of that id, or BACKEND/ID where two backends have it. Raises NoSuchBuild."""
+        names = {f"{one.backend}/{one.build_id}": one for one in self.builds}
+        for full_name, one in names.items():
+            if name in (one.build_id, full_name):
+                return one
+        raise NoSuchBuild(name, known=tuple(names))
 
 
 def build_report(

@@ -33,7 +33,11 @@ MAX_AGE_S = 14 * 24 * 3600.0
 _LONGEST_NAME = 80  # of a model, in a file's name of 255 bytes at most
 # llama-server echoes a grammar that it cannot read, which is the caller's (llama-grammar.cpp).
 _ECHO = "parse: error parsing grammar"
-_LINE_OF_ITS_OWN = re.compile(r"\d{1,6}\.\d\d\.\d{3}\.\d{3} [A-Z] ")
+STAMPED = re.compile(r"\d{1,6}\.\d\d\.\d{3}\.\d{3} [A-Z] ")
+"""Before each message of an engine that writes times: "0.00.123.456 I "."""
+_UNSTAMPED = re.compile(
+    r"(?:srv|slot|que|res) {1,40}\w{1,40}(?:\(\))?: "
+)  # server-common.h, padded names
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -51,10 +55,11 @@ class ChildLog:
         self._queued_bytes = 0
         self._dropped = 0
         self._is_echo = False
+        self._line_of_its_own = STAMPED
 
     def write(self, line: str) -> None:
         """Add a line, but for what it repeats of a request."""
-        if self._is_echo and not _LINE_OF_ITS_OWN.match(line):
+        if self._is_echo and not self._line_of_its_own.match(line):
             return
         self._is_echo = line.startswith(_ECHO)
         if self._is_echo:
@@ -73,9 +78,10 @@ class ChildLog:
     def __exit__(self, *exc_info: object) -> None:
         self._closed(self)
 
-    def begin(self, what: str) -> None:
-        """Mark where a process begins."""
+    def begin(self, what: str, *, has_stamps: bool = True) -> None:
+        """Mark where a process begins, and whether times precede its messages."""
         self._is_echo = False
+        self._line_of_its_own = STAMPED if has_stamps else _UNSTAMPED
         self.write(f"[inferenceosd: {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {what}]")
 
     def taken(self) -> bytes:

@@ -73,6 +73,11 @@ class Launch:
         return self._slot_dir
 
     @property
+    def saves_slots(self) -> bool:
+        """Whether its child can save slots, and restore them."""
+        return self._engine.saves_slots
+
+    @property
     def is_cut_off(self) -> bool:
         """Whether somebody removed the socket on which a child that once listened is reached."""
         has_told = self._child is not None and self._child.farewell is not None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from planners.backends import DEFAULT_ORDER, Engine, EngineDevice, RejectedEngine
 from planners.rollout import Newcomer
@@ -21,6 +21,7 @@ from supervisor.engines.builds import BINARY, Build, Builds, builds_folder
 from supervisor.engines.engine_cache import EngineCache, EngineFiles, Verdict, files_key
 from supervisor.engines.quickstart import packaged_engine
 from supervisor.engines.trial import (
+    Abilities,
     TrialFailed,
     TrialLimits,
     list_devices,
@@ -180,19 +181,18 @@ class _Trials:
         verdict = self.cache.verdict(files, env=candidate.env)
         if verdict is not None and verdict.reason is not None:
             raise TrialFailed(path=candidate.path, reason=verdict.reason, lasting=True)
-        if verdict is None:
-            verdict = await self._judged(untried, files)
+        able = None if verdict is None else verdict.able
+        if able is None:
+            able = await self._judged(untried, files)
         devices = await list_devices(untried, limit_s=self._limits.ask_s)
         return replace(
             untried,
             backend=backend_kind(devices, files.libraries),
-            flags=frozenset(verdict.flags),
-            version=verdict.version,
-            has_tiles=verdict.has_tiles,
             devices=devices,
+            **asdict(able),
         )
 
-    async def _judged(self, engine: Engine, files: EngineFiles) -> Verdict:
+    async def _judged(self, engine: Engine, files: EngineFiles) -> Abilities:
         """The outcome of a real trial, remembered where it can only come out the same again."""
         try:
             able = await try_engine(engine, limits=self._limits)
@@ -200,10 +200,8 @@ class _Trials:
             if exc.lasting:
                 self.cache.remember(files, env=engine.env, verdict=Verdict(reason=exc.reason))
             raise
-        flags = tuple(sorted(able.flags))
-        verdict = Verdict(version=able.version, flags=flags, has_tiles=able.has_tiles)
-        self.cache.remember(files, env=engine.env, verdict=verdict)
-        return verdict
+        self.cache.remember(files, env=engine.env, verdict=Verdict(able))
+        return able
 
 
 def _untried(candidate: _Candidate, files: EngineFiles) -> Engine:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
+from typing import assert_never
 
 import msgspec
 
@@ -33,6 +34,15 @@ class Choice(Enum):
     CURRENT = "current"
     PROVEN = "proven"
     PINNED = "pinned"
+
+
+class Order(Enum):
+    """What an operator decides about a build."""
+
+    USE = "use"
+    PIN = "pin"
+    UNPIN = "unpin"
+    REMOVE = "remove"
 
 
 _LINKS = frozenset(choice.value for choice in Choice)
@@ -162,6 +172,26 @@ class Builds:
                 return build
         raise NoSuchBuild(name, known=tuple(f"{b.backend}/{b.build_id}" for b in builds))
 
+    def obey(self, order: Order, name: str) -> Build:
+        """Carry an order out on the build of that name: the build, as it was before.
+
+        Raises NoSuchBuild, BuildInUse, BuildsUnwritable.
+        """
+        build = self.named(name)
+        match order:
+            case Order.USE:
+                self.use(build)
+            case Order.PIN:
+                self.choose(build, Choice.PINNED)
+            case Order.UNPIN:
+                if build.is_pinned:
+                    self.drop(build.backend, Choice.PINNED)
+            case Order.REMOVE:
+                self.remove(build)
+            case _:
+                assert_never(order)
+        return build
+
     def choose(self, build: Build, choice: Choice) -> None:
         """Make a link point at a build. Raises BuildsUnwritable."""
         folder = self._folder / build.backend
@@ -196,7 +226,8 @@ class Builds:
         going = build.folder.with_name(f".removed-{build.build_id}")
         with _changing(build.folder):
             os.replace(build.folder, going)  # gone at once for who looks for engines
-            shutil.rmtree(going)
+            for left in build.folder.parent.glob(".removed-*"):  # one killed in mid-way left its
+                shutil.rmtree(left)
             self._failed(build).unlink(missing_ok=True)
 
     def _build(self, backend: str, folder: Path, links: dict[Choice, str | None]) -> Build:

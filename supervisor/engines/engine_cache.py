@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from supervisor.engines.trial import TrialFailed
+from supervisor.engines.trial import Abilities, TrialFailed
 from supervisor.kept_file import read_kept, replace_kept
 from supervisor.patience import NoAnswer, PatientReader
 
-SCHEMA = 2
+SCHEMA = 3
 HASH_S = 120.0  # a gigabyte from a slow disk
 
 Env = tuple[tuple[str, str], ...]
@@ -26,12 +26,10 @@ log = structlog.get_logger(__name__)
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """How a trial ended: an engine's version and flags, or the reason it can never run here."""
+    """How a trial ended: what an engine can do, or the reason it can never run here."""
 
-    version: str = "unknown"
-    flags: tuple[str, ...] = ()
+    able: Abilities | None = None
     reason: str | None = None
-    has_tiles: bool = False
 
 
 class EngineFiles(msgspec.Struct, frozen=True):
@@ -82,7 +80,8 @@ class EngineCache:
         """Replace the file in one step. Where that fails, the next start tries again, no more."""
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_kept(self._path, msgspec.json.format(msgspec.json.encode(self._used)))
+            told = msgspec.json.encode(self._used, order="deterministic")
+            replace_kept(self._path, msgspec.json.format(told))
         except OSError as exc:
             log.warning("engine.verdicts_not_kept", path=str(self._path), why=str(exc))
 

@@ -1,4 +1,5 @@
-"""Tries one llama-server: does it start, which flags and devices does it know, does it decode?
+"""Tries one llama-server: does it start, which flags and devices does it know, does it decode,
+save slots, speak the child protocol, and how does it log?
 
 Neither --version nor --list-devices proves anything: a binary built for another CPU answers both
 and dies of SIGILL on its first product. So the proof is a real decode of a tiny model, in a child
@@ -16,13 +17,15 @@ from pathlib import Path
 
 import httpx
 import msgspec
+from msgspec.structs import replace
 
-from planners.argv import child_env
-from planners.backends import Engine, EngineDevice
+from planners.argv import VERBOSITY, child_env
+from planners.backends import Engine, EngineDevice, LogDialect
 from planners.graph.buffers import TILES, parse_buffer_line
 from planners.sizes import MIB
 from supervisor.children.child import Child, running
-from supervisor.children.llama import client_of, is_healthy
+from supervisor.children.child_logs import STAMPED
+from supervisor.children.llama import client_of, is_healthy, parse_state
 from supervisor.engines.scratch import scratch_folder
 from supervisor.engines.tinymodel import N_CTX, tiny_model
 from supervisor.errors import SupervisorError
@@ -32,7 +35,10 @@ MAX_REPLY_BYTES = 1 << 16
 STOP_S = 0.0  # SIGKILL at once: nothing to save, and in the child protocol SIGTERM hangs
 POLL_S = 0.03  # cadence of /health while the tiny model loads: 0.1 s on most machines
 
+SOCKET, SLOTS = "engine.sock", "slots"  # in a trial's folder
+_SLOT_FILE = "tried.bin"
 _FLAG_LINE = re.compile(r"--?[A-Za-z][\w-]*(?:,\s+--?[A-Za-z][\w-]*)*")
+_LEVEL_LINE = re.compile(r"\s+- (\d): (\w+).*")
 _DEVICE_LINE = re.compile(r"\s+(\w+): (.*) \((\d+) MiB, (\d+) MiB free\)\s*")
 _VERSION_LINE = re.compile(r"version: (\S.*?)\s*")
 _MISSING_LIBRARY = re.compile(
@@ -67,6 +73,11 @@ class Abilities(msgspec.Struct, frozen=True):
     flags: frozenset[str]
     has_tiles: bool = False
     """Whether it computes with tiles (AMX) on this processor."""
+    log: LogDialect = LogDialect()
+    saves_slots: bool = False
+    """Whether it wrote a slot to a file and read it back."""
+    speaks_child_protocol: bool = False
+    """Whether it told a state while it loaded."""
 
 
 class TrialFailed(SupervisorError):
@@ -96,11 +107,20 @@ def refuse_foreign(path: str) -> None:
 async def try_engine(engine: Engine, *, limits: TrialLimits) -> Abilities:
     """What the binary at `engine.path` can do, once it has decoded. Raises TrialFailed."""
     version = parse_version(await _ask(engine, "--version", limit_s=limits.ask_s))
-    flags = parse_flags(await _ask(engine, "--help", limit_s=limits.ask_s))
+    told = await _ask(engine, "--help", limit_s=limits.ask_s)
+    flags = parse_flags(told)
     if not {"--model", "--host"} <= flags:
         raise TrialFailed(path=engine.path, reason="its --help is not that of a llama-server")
-    said = await _decode(engine, flags, limit_s=limits.decode_s)
-    return Abilities(version=version, flags=flags, has_tiles=has_tiles(said))
+    log = parse_log_levels(told)
+    said, saves_slots = await _decode(engine, flags, log, limit_s=limits.decode_s)
+    return Abilities(
+        version=version,
+        flags=flags,
+        has_tiles=has_tiles(said),
+        log=replace(log, has_stamps=any(map(STAMPED.match, said))),
+        saves_slots=saves_slots,
+        speaks_child_protocol=any(map(parse_state, said)),
+    )
 
 
 async def list_devices(
@@ -125,6 +145,23 @@ def parse_flags(lines: Iterable[str]) -> frozenset[str]:
     """Every option that a --help names at the start of a line, short and long forms alike."""
     starts = (_FLAG_LINE.match(line) for line in lines)
     return frozenset(flag for match in starts if match for flag in re.split(r",\s+", match[0]))
+
+
+def parse_log_levels(lines: Iterable[str]) -> LogDialect:
+    """The verbosities to read an engine's log at, by the levels that its --help lists.
+
+    llama.cpp common/arg.cpp: since b10434 "4: trace", "5: debug" (buffers are traced); before it
+    "3: info", "4: debug"; before that a bare number, where 0 showed all but debug lines.
+    """
+    levels: dict[str, int] = {}
+    is_listing = False
+    for line in lines:
+        if flags := _FLAG_LINE.match(line):
+            is_listing = not {*VERBOSITY}.isdisjoint(re.split(r",\s+", flags[0]))
+        elif is_listing and (level := _LEVEL_LINE.fullmatch(line)):
+            levels[level[2]] = int(level[1])
+    buffers = levels.get("trace", levels.get("info", 0))
+    return LogDialect(buffers, levels.get("debug", buffers + 1))
 
 
 def parse_devices(lines: Iterable[str]) -> tuple[EngineDevice, ...]:
@@ -181,45 +218,54 @@ async def _ask(engine: Engine, *flags: str, limit_s: float) -> tuple[str, ...]:
             return tuple(said.lines)
 
 
-async def _decode(engine: Engine, flags: frozenset[str], *, limit_s: float) -> tuple[str, ...]:
-    """Two tokens of the tiny model on the CPU, and what the engine said meanwhile."""
+async def _decode(
+    engine: Engine, flags: frozenset[str], log: LogDialect, *, limit_s: float
+) -> tuple[tuple[str, ...], bool]:
+    """Two tokens of the tiny model on the CPU: what the engine said meanwhile, and whether it
+    saved and restored the slot after that.
+    """
     with _private_folder() as folder:
-        model, socket = folder / "tiny.gguf", folder / "engine.sock"
-        model.write_bytes(tiny_model())
-        argv = _decode_argv(engine, flags, model=model, socket=socket)
+        (folder / "tiny.gguf").write_bytes(tiny_model())
+        argv = _decode_argv(engine, flags, log, folder=folder)
         async with _tried(engine, argv, folder=folder) as (child, said):
             try:
                 async with asyncio.timeout(limit_s):
-                    await _complete(engine, child, str(socket))
+                    saves_slots = await _complete(engine, child, folder)
             except TimeoutError as exc:
                 reason = f"did not decode within {limit_s:g} s"
                 raise TrialFailed(path=engine.path, reason=reason) from exc
-            return tuple(said.lines)
+            return tuple(said.lines), saves_slots
 
 
 def _decode_argv(
-    engine: Engine, flags: frozenset[str], *, model: Path, socket: Path
+    engine: Engine, flags: frozenset[str], log: LogDialect, *, folder: Path
 ) -> tuple[str, ...]:
     # Not planners.argv: there is no plan yet, and a build of any age must be askable.
+    verbosity = next((name for name in VERBOSITY if name in flags), VERBOSITY[0])
     wanted = (
-        ("--model", str(model)),
-        ("--host", str(socket)),
+        ("--model", str(folder / "tiny.gguf")),
+        ("--host", str(folder / SOCKET)),
         ("--ctx-size", str(N_CTX)),
         ("--threads", "1"),
         ("--parallel", "1"),
         ("--device", "none"),
         ("--fit", "off"),
         ("--cache-ram", "0"),
-        ("--verbosity", "4"),  # else it says nothing of its buffers
+        ("--slot-save-path", str(folder / SLOTS)),
+        (verbosity, str(log.buffers_verbosity)),  # else it says nothing of its buffers
+        ("--log-prefix",),
+        ("--log-timestamps",),
     )
     return (engine.path, *(part for flag in wanted if flag[0] in flags for part in flag))
 
 
-async def _complete(engine: Engine, child: Child, socket: str) -> None:
-    async with client_of(socket, timeout_s=None) as client:  # the caller has one for all
+async def _complete(engine: Engine, child: Child, folder: Path) -> bool:
+    """Return once it has decoded: whether it saves slots, too. Raises TrialFailed."""
+    async with client_of(str(folder / SOCKET), timeout_s=None) as client:  # the caller's limit
         try:
             await _until_ready(engine, child, client)
             status, body = await _post_completion(client)
+            saves_slots = await _saves_slot(client, folder / SLOTS)
         except httpx.TransportError as exc:
             await child.wait()  # under the caller's time limit
             raise _ended(engine, child, doing="its first decode") from exc
@@ -228,6 +274,17 @@ async def _complete(engine: Engine, child: Child, socket: str) -> None:
         raise TrialFailed(
             path=engine.path, reason=f"answered its first prompt with {status}: {told}"
         )
+    return saves_slots
+
+
+async def _saves_slot(client: httpx.AsyncClient, folder: Path) -> bool:
+    """Whether what it decoded can be written to a file and read again. Raises TransportError."""
+    for action in ("save", "restore"):
+        told = {"filename": _SLOT_FILE}
+        async with client.stream("POST", f"/slots/0?action={action}", json=told) as reply:
+            if reply.status_code != httpx.codes.OK:
+                return False
+    return (folder / _SLOT_FILE).is_file()
 
 
 async def _until_ready(engine: Engine, child: Child, client: httpx.AsyncClient) -> None:
@@ -314,6 +371,7 @@ def _private_folder() -> Iterator[Path]:
     """A 0700 folder with a read-only `cwd`: llama-server loads every backend it finds there."""
     with scratch_folder() as folder:
         (folder / "cwd").mkdir(mode=0o500)
+        (folder / SLOTS).mkdir()
         yield folder
 
 

@@ -87,6 +87,9 @@ class Cargo:
         served = self._stage.served(self._model_id)
         if served is None or not moves:
             return
+        if not self._source.engine.saves_slots:
+            self._lost(f"{self._source.engine.path} saves no slots")
+            return
         shape, context = shape_of(self._running), self._running.context
         seen = await self._tokens()
         if not seen:  # it hangs, or is gone: what it knew is computed again

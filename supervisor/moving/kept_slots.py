@@ -97,6 +97,8 @@ class KeptSlots:
             self._shelf.remove(each.saved)
 
     async def _save_all(self, launch: Launch, served: ServedModel) -> None:
+        if not launch.saves_slots:
+            return
         async with client_of(launch.socket_path, timeout_s=ANSWER_S) as client:
             told = await slots_seen(client, restored=launch.restored_tokens)
         worth = [(slot, n) for slot, n in told if n >= LEAST_TOKENS]

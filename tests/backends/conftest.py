@@ -4,17 +4,19 @@ Object files stay in the script's build folder, so that only a first run takes l
 """
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LONGEST_S = 75 * 60.0  # all CPU libraries on two cores that others use, too
+LONGEST_S = 75 * 60.0  # all CPU libraries on two cores that others use, too; alone 12 minutes
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Built = Callable[..., Path]
@@ -34,6 +36,18 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("engines")
 
 
+def build_folder() -> Path:
+    """Where the build script keeps sources and object files."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("INFERENCEOSD_BUILD_DIR") or home / "inferenceosd" / "build")
+
+
+def cpu_s() -> float:
+    """What ended children have computed, theirs included."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 @pytest.fixture(scope="session")
 def script(prefix: Path) -> Run:
     """Runs one of the build scripts; its progress is shown, its last lines are kept."""
@@ -41,6 +55,7 @@ def script(prefix: Path) -> Run:
     def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         argv = ["bash", str(ROOT / "scripts" / name), *arguments]
         lines: list[str] = []
+        before_s, begun_s = cpu_s(), time.monotonic()
         with subprocess.Popen(
             argv,
             env={**os.environ, "PYTHON": sys.executable},
@@ -57,6 +72,8 @@ def script(prefix: Path) -> Run:
             except BaseException:
                 os.killpg(child.pid, signal.SIGTERM)  # compilers outlive the script otherwise
                 raise
+        took = f"{time.monotonic() - begun_s:.0f} s, {cpu_s() - before_s:.0f} s of CPU"
+        print(f"{' '.join((name, *arguments))}: {took}", flush=True)
         return subprocess.CompletedProcess(argv, child.returncode, "".join(lines[-50:]))
 
     return run

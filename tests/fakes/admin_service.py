@@ -43,6 +43,7 @@ from proxy.admin.service import ReloadRefused
 from proxy.admin.status import DaemonReport, LockReport, StatusReport, status_report
 from proxy.edge.server import serve
 from proxy.errors import BadRequest, UnknownModel
+from supervisor.engines.builds import Order
 from supervisor.leases.lease import ModelUnavailable
 from supervisor.moving.move import MoveFailed
 from supervisor.store.errors import NameTaken, NotOurs, NotStored
@@ -245,7 +246,7 @@ class OneModelService:
     async def decide_engine(self, order: EngineOrder) -> EnginesReport:
         if order.build != BUILD.build_id:
             raise BadRequest(f"no build {order.build!r}", param="build")
-        return EnginesReport((replace(BUILD, is_pinned=order.action == "pin"),))
+        return EnginesReport((replace(BUILD, is_pinned=order.action is Order.PIN),))
 
     def models(self) -> ModelsReport:
         return MODELS

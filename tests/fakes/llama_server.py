@@ -47,6 +47,10 @@ OTHER_FLAGS = (
     "--no-ui", "--jinja", "--mmproj", "--lora", "--props", "--metrics", "--offline",
     "--no-kv-unified", "--embedding", "--embeddings", "--pooling", "--rerank", "--reranking",
 )  # fmt: skip
+LEVELS = """-lv, --verbosity, --log-verbosity N   Set the verbosity threshold. Values:
+                                         - 3: info
+                                         - 4: trace (more info)
+                                         - 5: debug"""
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nContent-Type: text/event-stream\r\n"
     b"Transfer-Encoding: chunked\r\nX-Accel-Buffering: no\r\nKeep-Alive: timeout=5, max=100\r\n\r\n"
@@ -879,6 +883,7 @@ if __name__ == "__main__":
         print("Available devices:")
     elif "--help" in sys.argv or "-h" in sys.argv:
         print("\n".join(f"{flag}  as the real one" for flag in (*FLAGS, *OTHER_FLAGS)))
+        print(LEVELS)
     else:
         told = parsed(sys.argv[1:])
         FAULTS = Faults.ordered(told.faults)

@@ -48,13 +48,18 @@ def test_every_command_has_its_heading() -> None:
     assert [line for line in ("## `inferenceosd`", *commands) if line not in CLI] == []
 
 
-def events_of(tree: ast.Module) -> Iterator[tuple[str, set[str]]]:
-    """Each event that a module tells of, and where it is kept."""
-    tables = {
+def named_values(tree: ast.Module) -> dict[str, ast.expr]:
+    """What a module gives names to."""
+    return {
         node.targets[0].id: node.value
         for node in tree.body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
+
+
+def events_of(tree: ast.Module) -> Iterator[tuple[str, set[str]]]:
+    """Each event that a module tells of, and where it is kept."""
+    tables = named_values(tree)
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
             continue
@@ -82,11 +87,17 @@ def test_every_event_has_its_row_and_every_row_its_event() -> None:
 
 def options_of(tree: ast.Module) -> Iterator[str]:
     """The newest spelling of each option that a module passes on."""
+    tables = named_values(tree)
     for node in ast.walk(tree):
         match node:
-            case ast.Call(
-                func=ast.Name("_Option"), args=[ast.Tuple([ast.Constant(str(name)), *_]), *_]
-            ):
+            case ast.Call(func=ast.Name("_Option"), args=[ast.Name(table), *_]):
+                names = tables[table]
+            case ast.Call(func=ast.Name("_Option"), args=[names, *_]):
+                pass
+            case _:
+                continue
+        match names:
+            case ast.Tuple([ast.Constant(str(name)), *_]):
                 yield name
 
 

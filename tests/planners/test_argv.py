@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from planners.argv import MissingFlag, child_argv, child_env
-from planners.backends import Engine
+from planners.backends import Engine, LogDialect
 from planners.errors import PlanError
 from planners.model import LayerKind, ModelId
 from planners.placement import plan_launch
@@ -82,6 +82,24 @@ def test_only_flags_of_the_engine_are_passed() -> None:
     flags = {word for word in argv(plan_on(24)) if word.startswith("-")}
 
     assert flags <= FLAGS
+
+
+def test_an_engine_is_told_to_log_in_its_own_scale() -> None:
+    older = replace(CUDA, log=LogDialect(buffers_verbosity=3))
+
+    assert value("--verbosity", argv(plan_on(24), engine=older)) == "3"
+
+
+def test_an_engine_that_saves_no_slots_is_given_no_folder_for_them() -> None:
+    words = argv(plan_on(24), engine=replace(CUDA, saves_slots=False))
+
+    assert "--slot-save-path" not in words
+
+
+def test_times_before_each_message_are_asked_for_where_the_engine_knows_how() -> None:
+    stamping = replace(CUDA, flags=FLAGS | {"--log-prefix", "--log-timestamps"})
+
+    assert {"--log-prefix", "--log-timestamps"} <= set(argv(plan_on(24), engine=stamping))
 
 
 def test_the_processor_alone_is_told_outright() -> None:
@@ -210,6 +228,13 @@ def test_a_childs_environment_is_scrubbed_of_what_steers_the_engine() -> None:
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "LLAMA_SERVER_ROUTER_PORT": "1",
     }
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_only_an_engine_that_speaks_the_child_protocol_is_told_to(speaks: bool) -> None:
+    env = child_env(replace(CUDA, speaks_child_protocol=speaks), {})
+
+    assert ("LLAMA_SERVER_ROUTER_PORT" in env) is speaks
 
 
 def test_what_an_engine_needs_is_put_into_its_environment() -> None:

@@ -77,8 +77,19 @@ def test_an_engine_that_decodes_is_told_of_by_name_or_path(nobody: Path) -> None
     by_name, by_path = ctl(nobody, "try", "one"), ctl(nobody, "try", str(FAKE))
 
     assert by_name.exit_code == by_path.exit_code == 0
-    assert "saves slots  yes" in by_name.output
     assert "decodes      yes" in by_path.output
+    assert "saves slots  no: moves read conversations again" in by_name.output
+    assert "protocol     yes" in by_name.output
+    assert "log          --verbosity 4, with times" in by_name.output
+
+
+def test_a_running_daemon_is_asked_where_the_build_to_try_lies() -> None:
+    with admin_socket(OneModelService()) as path:
+        there, unknown = ctl(path, "try", BUILD.build_id), ctl(path, "try", "three")
+
+    assert there.exit_code == unknown.exit_code == 1
+    assert f"{BUILD.path}: there is no such file" in there.output
+    assert f"no build 'three'; there are: {BUILD.backend}/{BUILD.build_id}" in unknown.output
 
 
 def test_an_engine_that_does_not_is_refused_with_its_reason(nobody: Path, tmp_path: Path) -> None:

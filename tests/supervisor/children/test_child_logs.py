@@ -156,6 +156,24 @@ async def test_a_grammar_that_the_engine_echoes_is_left_out(logs: ChildLogs) -> 
     assert lines[-1] == "0.08.209.508 E failed to parse grammar"
 
 
+async def test_a_grammar_is_left_out_of_a_log_without_times_too(logs: ChildLogs) -> None:
+    with logs.open(M, I1) as log:
+        log.begin("launch 1", has_stamps=False)
+        for line in (
+            "parse: error parsing grammar: expecting ')' at private",
+            "root ::= private (",
+            "0.08.209.508 E private, as no such engine begins a line",
+            "srv    operator(): got exception: failed to parse grammar",
+            "slot      release: id  0 | task 0 | stop processing",
+        ):
+            log.write(line)
+
+        lines = await logs.last(M, 10)
+
+    assert "private" not in "".join(lines)
+    assert [line.split(":")[0] for line in lines[-2:]] == ["srv    operator()", "slot      release"]
+
+
 async def test_who_follows_hears_every_later_child_of_the_model(logs: ChildLogs) -> None:
     heard: list[str] = []
     with logs.open(M, I1) as log:

@@ -137,6 +137,7 @@ def test_a_build_that_a_link_points_at_is_not_removed(
 def test_a_removed_build_leaves_nothing(tmp_path: Path, make: Make) -> None:
     builds = Builds(tmp_path)
     make("one")
+    (tmp_path / "cpu" / ".removed-two" / "bin").mkdir(parents=True)  # killed while it did
     builds.mark_failed(builds.named("one"), "it died")
 
     builds.remove(builds.named("one"))

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from bench.planner.engine import live_engine
-from planners.backends import Engine, EngineDevice
+from planners.backends import Engine, EngineDevice, LogDialect
 from planners.sizes import MIB
 from supervisor.engines.quickstart import packaged_engine
 from supervisor.engines.trial import (
@@ -23,6 +24,7 @@ from supervisor.engines.trial import (
     list_devices,
     parse_devices,
     parse_flags,
+    parse_log_levels,
     parse_version,
     refuse_foreign,
     try_engine,
@@ -172,11 +174,40 @@ def test_an_engine_that_lays_out_weights_for_tiles_says_so(line: str, expected: 
     assert has_tiles(["loading", line]) is expected
 
 
+@pytest.mark.parametrize(
+    ("levels", "buffers", "sizes"),
+    [
+        (("2: warning", "3: info", "4: trace (more info)", "5: debug"), 4, 5),
+        (("2: warning", "3: info", "4: debug"), 3, 4),
+        ((), 0, 1),
+    ],
+    ids=["traced", "informed", "unnamed"],
+)
+def test_an_engine_is_told_to_log_by_the_levels_that_its_help_lists(
+    levels: tuple[str, ...], buffers: int, sizes: int
+) -> None:
+    lines = (
+        "--numa TYPE                             attempt optimizations",
+        "                                         - 9: trace",
+        "-lv,   --verbosity, --log-verbosity N   Set the verbosity threshold. Values:",
+        *(f"                                         - {level}" for level in levels),
+        "                                        (default: 3)",
+        "--log-prefix, --no-log-prefix           Enable prefix in log messages",
+        "                                         - 8: debug",
+    )
+
+    dialect = parse_log_levels(lines)
+
+    assert (dialect.buffers_verbosity, dialect.sizes_verbosity) == (buffers, sizes)
+
+
 async def test_an_engine_that_decodes_tells_what_it_can() -> None:
     able = await try_engine(fake_engine(), limits=LIMITS)
 
     assert able.version == "1 (fake)"
     assert {"--model", "--device", "--cache-ram"} <= able.flags
+    assert able.speaks_child_protocol
+    assert not able.saves_slots  # it lists the option, and knows no such route
 
 
 @pytest.mark.llama
@@ -189,6 +220,29 @@ async def test_the_real_engine_decodes_the_tiny_model() -> None:
     assert able.version != "unknown"
     assert {"--fit", "--device", "--slot-save-path", "-ngl", "-fa"} <= able.flags
     assert able.has_tiles is live_engine().has_tiles
+    assert able.log == LogDialect(4, 5, has_stamps=True)
+    assert able.saves_slots
+    assert able.speaks_child_protocol
+
+
+@pytest.mark.llama
+async def test_what_a_real_engine_of_another_age_lacks_is_found_by_trying(
+    script: Callable[[str], Engine],
+) -> None:
+    packaged = packaged_engine()
+    assert packaged is not None
+    lacks = "grep -v -e slot-save-path -e log-prefix -e log-timestamps -e trace -e '- 5'"
+    older = script(
+        f"""unset LLAMA_SERVER_ROUTER_PORT
+        [ "$1" != --help ] || {{ {packaged.path} --help | {lacks}; exit; }}
+        exec {packaged.path} "$@" --no-log-prefix --no-log-timestamps"""
+    )
+
+    able = await try_engine(replace(older, env=packaged.env), limits=TrialLimits())
+
+    assert able.log == LogDialect(3, 4, has_stamps=False)
+    assert not able.saves_slots
+    assert not able.speaks_child_protocol
 
 
 @pytest.mark.llama

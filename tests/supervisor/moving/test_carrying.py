@@ -88,6 +88,17 @@ async def test_a_lease_is_told_that_its_child_made_way_and_finds_the_next(
             assert following.restored_tokens == 0
 
 
+async def test_what_an_engine_without_saved_slots_was_told_is_said_to_be_computed_again(
+    fleet_world: MakeWorld,
+) -> None:
+    async with fleet_world() as world, world.fleet.lease(TINY, caller="a"):
+        await moved(world, parallel=3)
+
+        events = await world.journal.events(model_id=None, since=0.0, limit=1000)
+        reasons = [event.reason for event in events if event.kind == "migration.recomputes"]
+        assert [reason.split(" ", 1)[1] for reason in reasons] == ["saves no slots"]
+
+
 async def test_callers_wait_in_the_line_while_nothing_runs(fleet_world: MakeWorld) -> None:
     async with fleet_world() as world:
         await world.served_by()
