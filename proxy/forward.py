@@ -150,12 +150,12 @@ async def converse(
                 if exc.cause is not None:
                     raise
                 # Leased meanwhile, so that nobody else is granted the slot of a dead child.
-                has_moved = door.service.moved(turn.lease) is not None
-                is_over = exchange.delivered or (turn.times == TRIES and not has_moved)
+                is_excused = turn.is_excused
+                is_over = exchange.delivered or (turn.times == TRIES and not is_excused)
                 cause = await turn.why_gone(within_s=CAUSE_S if is_over else REAPED_S)
                 if is_over:
                     raise exc.explained(cause, times=turn.times) from exc
-                times = turn.times + (not has_moved)
+                times = turn.times + (not is_excused)
                 after = turn.lease
 
 
@@ -225,6 +225,12 @@ class _Turn:
             crashers.note(lease, asked.target, asked.body, cause=cause, now_s=now_s)
         return cause
 
+    @property
+    def is_excused(self) -> bool:
+        """Whether this child's end counts for nothing: it made way, or its engine is on trial."""
+        service, lease = self._door.service, self.lease
+        return service.moved(lease) is not None or service.blames_engine(lease)
+
     async def begin(self) -> Lease:
         """Waits for a lease. Raises LeaseError."""
         leased = self._wanted(after=self._after)
@@ -286,7 +292,7 @@ class _Turn:
             return False
         if self._door.service.moved(self.lease) is not None:
             return True
-        if self.times == TRIES:
+        if self.times == TRIES and not self.is_excused:
             return False
         stays = (seen for seen in self._door.service.running() if seen.state not in _LEAVING)
         return any(seen.instance_id == self.lease.instance_id for seen in stays)
@@ -294,12 +300,12 @@ class _Turn:
     async def take(self) -> bool:
         """Waits for the next lease; the caller gets signs of life, where its dialect has any."""
         lost = self.lease
-        moved = self._door.service.moved(lost)
+        moved, is_excused = self._door.service.moved(lost), self.is_excused
         cause = await self.why_gone(within_s=REAPED_S)
         self._cause = moved or cause or "its process is gone"
         self._exchange.pause()
         await self.__aexit__(None, None, None)
-        self.times += moved is None
+        self.times += not is_excused
         self._after = lost
         lease = await self.begin()
         if lost.plan is None or lease.plan is None:

@@ -67,6 +67,12 @@ class Service(Protocol):
     def moved(self, lease: Lease) -> str | None:
         """Why the child behind `lease` made way for another of its model; None: it did not."""
 
+    def blames_engine(self, lease: Lease) -> bool:
+        """Whether the end of the child behind `lease` is held against its engine, not a request.
+
+        So it is while an engine is on trial, and where it was rolled back.
+        """
+
     def answered(self, lease: Lease) -> None:
         """A request under `lease` was answered: the model can run."""
 

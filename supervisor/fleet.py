@@ -334,6 +334,10 @@ class Fleet:
         """Whether the child behind `lease`, which is gone, crashed and did nothing else then."""
         return self._outcomes.crashed_alone(lease)
 
+    def blames_engine(self, lease: Lease) -> bool:
+        """Whether the end of the child behind `lease` is held against its engine, not a request."""
+        return self._outcomes.blames_engine(lease)
+
     def answered(self, lease: Lease) -> None:
         """A request under `lease` was answered: the model can run."""
         self._outcomes.answered(lease)

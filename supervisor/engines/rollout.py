@@ -51,6 +51,7 @@ class Rollout:
         self._tried = tried
         self._answers: Counter[str] = Counter()
         self._told: set[tuple[str, float]] = set()
+        self._suspects: set[str] = set()
         self._rests_until_s = 0.0
         self._woken = asyncio.Event()
         self.verdicts: asyncio.Queue[Verdict] = asyncio.Queue(MOST_VERDICTS)
@@ -81,6 +82,10 @@ class Rollout:
         if self._answers[engine_id] == PROOF_ANSWERS:
             self.served.set()
 
+    def is_suspect(self, engine_id: str) -> bool:
+        """Whether it is on trial, or was rolled back: an end on it says nothing of what it ran."""
+        return engine_id in self._suspects
+
     def has_served(self, engine_id: str) -> bool:
         """Whether it answered enough requests here to be gone back to."""
         return self._answers[engine_id] >= PROOF_ANSWERS
@@ -89,9 +94,12 @@ class Rollout:
         engine_id, key = newcomer.engine.engine_id, (newcomer.engine.engine_id, newcomer.since)
         if key in self._told:
             return
+        self._suspects.add(engine_id)
         verdict = judged(newcomer, self._tried.launches(), answers=self._answers[engine_id])
         if verdict is not None:
             self._told.add(key)
+            if isinstance(verdict, Proven):
+                self._suspects.discard(engine_id)
             await self.verdicts.put((newcomer, verdict))
         elif monotonic() >= self._rests_until_s:
             await self._have_it_tried(newcomer)

@@ -55,6 +55,10 @@ class Outcomes:
         instance = self._instances.get(lease.instance_id)
         return instance is not None and instance.crashed_alone(lease.socket_path)
 
+    def blames_engine(self, lease: Lease) -> bool:
+        """Whether the end of the child behind `lease` is held against its engine, not a request."""
+        return lease.plan is not None and self._rollout.is_suspect(lease.plan.engine_id)
+
     def answered(self, lease: Lease) -> None:
         """A request under `lease` was answered: the model can run."""
         if instance := self._instances.get(lease.instance_id):

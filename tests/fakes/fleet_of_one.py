@@ -242,6 +242,9 @@ class FleetOfOne:
                     return f"its process ended with {await child.process.wait()}"
         return None
 
+    def blames_engine(self, lease: Lease) -> bool:
+        return False
+
     def crashed_alone(self, lease: Lease) -> bool:
         child = self.child
         is_its = child is not None and child.socket_path == lease.socket_path

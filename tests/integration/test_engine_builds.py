@@ -4,6 +4,7 @@ Builds are the fake server, which dies where it is told to; daemon, links and mo
 """
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from scripts.started_daemon import StartedDaemon
 from supervisor.engines.tinymodel import tiny_model
 from tests.fakes.waiting import until
 from tests.integration.conftest import Start
+from tests.integration.streams import DIALECTS, asked
 
 FAKE = Path(__file__).parents[1] / "fakes" / "llama_server.py"
 WITHIN_S = 60.0
@@ -24,6 +26,11 @@ case "$*" in
   *--model*) echo "kernel not found" >&2; exit 9 ;;
 esac
 exec {fake} "$@"
+"""
+
+
+PACED = """#!/bin/sh
+exec {fake} --fake-faults '{{"tokens": 200, "token_s": 0.04, "die_at_byte": {die_at_byte}}}' "$@"
 """
 
 
@@ -140,6 +147,28 @@ def test_a_new_engine_that_fails_where_the_old_one_did_not_is_rolled_back(
     ask(daemon, "a")
     assert runs_on(daemon) == {"a": "old"}
     assert "engine.rolled_back" in kinds(daemon)
+
+
+def test_a_reply_outlives_every_child_of_an_engine_that_is_rolled_back(
+    start: Start, models: Path
+) -> None:
+    daemon = start(model_dirs=(models,), config='[models]\nkeep_alive = "1h"\n')
+    lay(daemon, "old", PACED.format(fake=FAKE, die_at_byte=-1))
+    switch(daemon, "old")
+    until(lambda: used(daemon) == {"old"}, within_s=WITHIN_S)
+    prove(daemon, "a")
+    until(lambda: listed(daemon)["old"]["is_proven"], within_s=WITHIN_S)
+    lay(daemon, "bad", PACED.format(fake=FAKE, die_at_byte=1500))
+
+    with ThreadPoolExecutor(1) as threads:
+        stream = asked(daemon, threads, DIALECTS[0], "a b c d e", tokens=180)
+        assert stream.begun.wait(WITHIN_S)
+        switch(daemon, "bad")
+        until(lambda: listed(daemon)["bad"]["failed"] is not None, within_s=WITHIN_S)
+
+        text = stream.text.result(WITHIN_S)  # an error in it would raise
+    assert text.count("a b c d e") > 10
+    assert kinds(daemon).count("engine.on_trial") == 2
 
 
 def test_a_pinned_engine_is_held_and_one_in_force_is_not_removed(daemon: StartedDaemon) -> None:
