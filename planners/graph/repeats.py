@@ -149,6 +149,7 @@ class Repeats:
         if runs is not None:
             early, own, rest = map(self._alone, runs)
             if self._asks_first:  # else layers mingle, and their nodes stand among others each time
+                next(self._numbers)  # so that numbers in a row are one layer's
                 for node in (*own.nodes, *rest.nodes):
                     node.like = next(self._numbers)
             waits = bool(before.nodes) and graph.mark() == mark
