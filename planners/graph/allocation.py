@@ -18,8 +18,11 @@ INPLACE = frozenset({
 
 
 _State = tuple[tuple[int, ...], tuple[int, ...]]
-_Played = dict[object, tuple[int, _State, int]]
-"""By a layer, and what was free before it: where its end lies, what is free then, and the most."""
+PlayedBefore = dict[object, tuple[int, _State, int]]
+"""By a layer, and what was free before it: where its end lies, what is free then, and the most.
+
+A layer's part is known by its identity: it has to be there as long as this is.
+"""
 
 
 class _Chunk:
@@ -99,10 +102,10 @@ class _Chunk:
 class Heap:
     """A backend's buffers: the next one is begun where what is asked for fits into none."""
 
-    def __init__(self, chunk_bytes: int, played: _Played | None = None) -> None:
+    def __init__(self, chunk_bytes: int, played: PlayedBefore | None = None) -> None:
         self._chunk_bytes = chunk_bytes
         self._chunks: list[_Chunk] = []
-        self._played: _Played = {} if played is None else played
+        self._played: PlayedBefore = {} if played is None else played
 
     @property
     def most(self) -> int:
@@ -135,21 +138,29 @@ class Heap:
             source = node.src[n]
             source.n_children = left = source.n_children - count
             ends = ends or not left
-        if ends or not node.part.is_whole or self._chunk_bytes < ENDLESS:
+        if ends or not node.part.is_whole or len(self._chunks) != 1:
             node.offset = self._replayed(node)
         else:
             node.offset = self._remembered(node, self._chunks[0])
 
     def _remembered(self, node: Played, chunk: _Chunk) -> int:
-        """As `_replayed`, of a layer by itself in the one buffer there is: its start lies there."""
+        """As `_replayed`, of a layer by itself in the one buffer there is: its start lies there.
+
+        Where it begins another one, more counts than what is free.
+        """
         key = id(node.part), node.src[node.part.start].offset, chunk.state()
         if (found := self._played.get(key)) is not None:
             end, state, most = found
             chunk.restore(state)
             chunk.most = max(chunk.most, most)
             return end
-        before, chunk.most = chunk.most, 0
+        state, before, chunk.most = chunk.state(), chunk.most, 0
         end = self._replayed(node)
+        if len(self._chunks) > 1:
+            del self._chunks[1:]
+            chunk.restore(state)
+            chunk.most = before
+            return self._replayed(node)
         self._played[key] = end, chunk.state(), chunk.most
         chunk.most = max(chunk.most, before)
         return end
@@ -191,14 +202,18 @@ class Heap:
 
 
 def reserved_bytes(
-    nodes: Sequence[Node], leafs: Iterable[Node], *, chunk_bytes: Sequence[int]
+    nodes: Sequence[Node],
+    leafs: Iterable[Node],
+    *,
+    chunk_bytes: Sequence[int],
+    played: PlayedBefore | None = None,
 ) -> tuple[int, ...]:
     """Bytes per backend. Every node and leaf must have its backend.
 
     `chunk_bytes`: per backend how large one of its buffers may be, unless a single result is
-    larger; ENDLESS where that is not bounded.
+    larger; ENDLESS where that is not bounded. `played`: what layers came to in other graphs.
     """
-    played: _Played = {}
+    played = {} if played is None else played
     return Allocator([Heap(n_bytes, played) for n_bytes in chunk_bytes]).reserve(nodes, leafs)
 
 
