@@ -18,27 +18,37 @@ INPLACE = frozenset({
 
 
 _State = tuple[tuple[int, ...], tuple[int, ...]]
-_Played = dict[object, tuple[int, _State, int]]
-"""By a layer, and what was free before it: where its end lies, what is free then, and the most."""
+PlayedBefore = dict[object, tuple[int, _State, int]]
+"""By a layer, and what was free before it: where its end lies, what is free then, and the most; all
+from the first free byte on.
+
+A layer's part is known by its identity: it has to be there as long as this is.
+"""
 
 
 class _Chunk:
     """One buffer's free blocks by offset; the last one ends with it (ggml_dyn_tallocr)."""
 
-    __slots__ = ("most", "offsets", "sizes")
+    __slots__ = ("most", "offsets", "size", "sizes")
 
     def __init__(self, size: int) -> None:
         self.offsets, self.sizes = [0], [size]
-        self.most = 0
+        self.size, self.most = size, 0
 
-    def state(self) -> _State:
-        """All that decides what is taken next."""
-        return (*self.offsets,), (*self.sizes,)
+    @property
+    def ends_free(self) -> bool:
+        """Whether the last free block is all that is left up to the end."""
+        return bool(self.sizes) and self.offsets[-1] + self.sizes[-1] == self.size
 
-    def restore(self, state: _State) -> None:
+    def state(self, base: int) -> _State:
+        """All that decides what is taken next, from `base` on; of the last block but its place."""
+        return tuple([offset - base for offset in self.offsets]), (*self.sizes[:-1],)
+
+    def restore(self, state: _State, base: int) -> None:
         """As it was, or would be."""
         offsets, sizes = state
-        self.offsets, self.sizes = [*offsets], [*sizes]
+        self.offsets = [offset + base for offset in offsets]
+        self.sizes = [*sizes, self.size - self.offsets[-1]]
 
     def best(self, size: int) -> int:
         """The smallest block before the last that has `size` bytes, of equals the later; or -1."""
@@ -99,10 +109,10 @@ class _Chunk:
 class Heap:
     """A backend's buffers: the next one is begun where what is asked for fits into none."""
 
-    def __init__(self, chunk_bytes: int, played: _Played | None = None) -> None:
+    def __init__(self, chunk_bytes: int, played: PlayedBefore | None = None) -> None:
         self._chunk_bytes = chunk_bytes
         self._chunks: list[_Chunk] = []
-        self._played: _Played = {} if played is None else played
+        self._played: PlayedBefore = {} if played is None else played
 
     @property
     def most(self) -> int:
@@ -134,23 +144,40 @@ class Heap:
         for n, count in node.part.shared:
             source = node.src[n]
             source.n_children = left = source.n_children - count
-            ends = ends or not left
-        if ends or not node.part.is_whole or self._chunk_bytes < ENDLESS:
+            ends = ends or not (left or source.is_output)  # what is held stays where it is
+        if ends or not node.part.is_whole or len(self._chunks) != 1:
             node.offset = self._replayed(node)
         else:
             node.offset = self._remembered(node, self._chunks[0])
 
     def _remembered(self, node: Played, chunk: _Chunk) -> int:
-        """As `_replayed`, of a layer by itself in the one buffer there is: its start lies there."""
-        key = id(node.part), node.src[node.part.start].offset, chunk.state()
-        if (found := self._played.get(key)) is not None:
-            end, state, most = found
-            chunk.restore(state)
-            chunk.most = max(chunk.most, most)
-            return end
-        before, chunk.most = chunk.most, 0
+        """As `_replayed`, of a layer by itself in the one buffer there is: its start lies there.
+
+        What is free may lie anywhere, as long as the layer comes nowhere near the buffer's end.
+        """
+        base = chunk.offsets[0] if chunk.ends_free else -1
+        if base < 0:
+            return self._replayed(node)
+        key = id(node.part), node.src[node.part.start].offset - base, chunk.state(base)
+        if (found := self._played.get(key)) is None:
+            return self._memorised(node, chunk, base, key)
+        end, state, most = found
+        if base + most >= chunk.size:
+            return self._replayed(node)
+        chunk.restore(state, base)
+        chunk.most = max(chunk.most, base + most)
+        return base + end
+
+    def _memorised(self, node: Played, chunk: _Chunk, base: int, key: object) -> int:
+        state, before, chunk.most = chunk.state(base), chunk.most, 0
         end = self._replayed(node)
-        self._played[key] = end, chunk.state(), chunk.most
+        if len(self._chunks) > 1:  # where it begins another one, more counts than what is free
+            del self._chunks[1:]
+            chunk.restore(state, base)
+            chunk.most = before
+            return self._replayed(node)
+        if chunk.ends_free and chunk.most < chunk.size:
+            self._played[key] = end - base, chunk.state(base), chunk.most - base
         chunk.most = max(chunk.most, before)
         return end
 
@@ -191,14 +218,18 @@ class Heap:
 
 
 def reserved_bytes(
-    nodes: Sequence[Node], leafs: Iterable[Node], *, chunk_bytes: Sequence[int]
+    nodes: Sequence[Node],
+    leafs: Iterable[Node],
+    *,
+    chunk_bytes: Sequence[int],
+    played: PlayedBefore | None = None,
 ) -> tuple[int, ...]:
     """Bytes per backend. Every node and leaf must have its backend.
 
     `chunk_bytes`: per backend how large one of its buffers may be, unless a single result is
-    larger; ENDLESS where that is not bounded.
+    larger; ENDLESS where that is not bounded. `played`: what layers came to in other graphs.
     """
-    played: _Played = {}
+    played = {} if played is None else played
     return Allocator([Heap(n_bytes, played) for n_bytes in chunk_bytes]).reserve(nodes, leafs)
 
 

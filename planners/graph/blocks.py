@@ -6,6 +6,7 @@ from msgspec import Struct, field
 
 from planners.ggml.types import CACHE_TYPES
 from planners.graph.kv_cache import LaunchShape, kv_cells
+from planners.graph.recording import Player
 from planners.graph.tensors import (
     F16,
     F32,
@@ -13,7 +14,6 @@ from planners.graph.tensors import (
     I64,
     Graph,
     Node,
-    Player,
     Undrawn,
     cont,
     full,

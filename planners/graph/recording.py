@@ -4,39 +4,76 @@ Where all of a layer runs on one device, its results come and go in the same ord
 only where they are put differs: that takes a tenth of going through its nodes again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import chain
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from planners.graph.allocation import ENDLESS, INPLACE, Allocator, Heap
+from planners.graph.allocation import ENDLESS, INPLACE, Allocator, Heap, PlayedBefore
+from planners.graph.reorder import ordered_alone
 from planners.graph.tensors import VIEW_OPS, Node, Part, Piece, Played, Runs, again
+from planners.model import LayerInfo
 
 
-class Recording(Struct, frozen=True):
+class Recorded(Struct, frozen=True):
     """A layer's nodes in parts: all in one, or those before it is asked, its own, and the rest."""
 
     parts: tuple[Part, ...]
-    shared: tuple[Node, ...]
-    """What it reads beside its start, in the order in which it does."""
     n_places: int
     place: int
     """Of its end."""
-    end: Node
     begins_itself: bool
     """Whether its first node is on the layer's backend whatever comes before it."""
 
+
+class Recordings(Struct, frozen=True):
+    """Of layers of one model that is launched one way, wherever its layers lie."""
+
+    layers: dict[Hashable, tuple[Recorded | None, LayerInfo]] = field(default_factory=dict)
+    """Each with its layer, by whose identity it is known."""
+    played: PlayedBefore = field(default_factory=dict)
+
+
+class Player(Struct, frozen=True):
+    """Where layers that are like one before need not be drawn."""
+
+    runs_on: Callable[[int], Runs | None]
+    """What a backend runs, the same for backends that are alike; None where some of a layer may
+    run elsewhere."""
+    reorders: Callable[[int], bool]
+    """Whether a backend runs nodes in an order of its own."""
+    holds: bool
+    """Whether what comes from another backend is held, as batches are under way at once."""
+    recordings: Recordings
+    """What other graphs came to, for this one to add to."""
+
+
+class Recording(Struct, frozen=True):
+    """What was recorded, in one graph."""
+
+    told: Recorded
+    shared: tuple[Node, ...]
+    """What it reads beside its start, in the order in which it does."""
+    end: Node
+
     def played(self, start: Node, backend: int) -> tuple[Played, ...]:
         """The layer once more, on that backend: a node for each part."""
-        frame, end = [0] * self.n_places, self.end
+        frame, end = [0] * self.told.n_places, self.end
         outside = (start, *self.shared)
         return tuple(
             Played(
                 "played", end.ne, end.nb, end.size, end.n_bytes,
                 src=tuple(outside[n] for n in part.reads), backend=backend, part=part, frame=frame,
-                place=self.place,
+                place=self.told.place,
             )
-            for part in self.parts
+            for part in self.told.parts
         )  # fmt: skip
+
+
+def told_apart(piece: Piece, outside: Sequence[Node]) -> Hashable:
+    """What can differ between pieces of equal layers in two graphs: what each was first to add."""
+    nodes = (*piece.early.nodes, *piece.own.nodes, *piece.rest.nodes, *outside)
+    return len(outside), *((node.op, node.n_bytes) for node in nodes)
 
 
 def read_outside(piece: Piece, backend: int, runs: Runs) -> tuple[Node, ...] | None:
@@ -82,27 +119,37 @@ def _mingles(node: Node, outside: Iterable[Node]) -> bool:
 
 
 def recording(
-    piece: Piece, outside: Sequence[Node], backend: int, *, in_one: bool, is_held: bool
-) -> Recording:
+    piece: Piece,
+    outside: Sequence[Node],
+    backend: int,
+    *,
+    in_one: bool,
+    is_held: bool,
+    reorders: bool = False,
+) -> Recorded | None:
     """What to do for each layer like the piece; `outside`: what `read_outside` told.
 
     `in_one`: whether its parts follow one another, so that they can be one. `is_held`: whether what
-    comes to it is never freed.
+    comes to it is never freed. `reorders`: whether the backend has its own order of the nodes; None
+    where such a layer mingles with the next.
     """
     proxies = [_proxy(node, -n) for n, node in enumerate((piece.start, *outside))]
     proxies[0].is_output = is_held
     met = dict(zip((piece.start, *outside), proxies, strict=True))
     copy = again(piece, proxies[0], {backend: 0}, others=met)
-    parts, n_places = _parts(copy, proxies, in_one=in_one)
+    whole = copy.early.nodes + copy.own.nodes + copy.rest.nodes
+    if reorders:
+        alone = ordered_alone(whole, proxies[0])
+        if alone is None:
+            return None
+        runs: Sequence[Sequence[Node]] = [alone]
+    elif in_one:
+        runs = [whole]
+    else:
+        runs = [copy.early.nodes, copy.own.nodes, copy.rest.nodes]
+    parts, n_places = _parts(runs, proxies)
     first = next(n for n in piece.own.nodes + piece.rest.nodes if n.op not in VIEW_OPS)
-    return Recording(
-        parts=parts,
-        shared=(*outside,),
-        n_places=n_places,
-        place=copy.end.offset,
-        end=piece.end,
-        begins_itself=first.backend == backend,
-    )
+    return Recorded(parts, n_places, copy.end.offset, begins_itself=first.backend == backend)
 
 
 class _Tape(Heap):
@@ -124,19 +171,17 @@ class _Tape(Heap):
         self.events.append((address, ~size if address >= 0 else -1))
 
 
-def _parts(piece: Piece, proxies: Sequence[Node], *, in_one: bool) -> tuple[tuple[Part, ...], int]:
-    """What an allocator does for the piece, and how many results there are."""
-    whole = piece.early.nodes + piece.own.nodes + piece.rest.nodes
-    runs = [whole] if in_one else [piece.early.nodes, piece.own.nodes, piece.rest.nodes]
+def _parts(runs: Sequence[Sequence[Node]], proxies: Sequence[Node]) -> tuple[tuple[Part, ...], int]:
+    """What an allocator does for a layer's runs, and how many results there are."""
     outside = {node: n for n, node in enumerate(proxies)}
     tape = _Tape()
     allocator = Allocator([tape])  # the last one, too: of nodes that no backend was told yet
-    allocator.count(whole)
+    allocator.count(chain.from_iterable(runs))
     parts = []
     for run in runs:
         allocator.put(run)
         reads = (outside[x] for node in run for x in node.src if x in outside)
-        parts.append(_part((*reads,), tape.events, is_whole=in_one))
+        parts.append(_part((*reads,), tape.events, is_whole=len(runs) < 2))
         tape.events.clear()
     return (*parts,), tape.n_places
 

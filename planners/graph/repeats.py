@@ -8,8 +8,14 @@ from collections.abc import Callable, Collection, Hashable
 from itertools import chain, count
 
 from planners.graph.blocks import Placed
-from planners.graph.recording import Recording, read_outside, recording
-from planners.graph.tensors import Graph, Node, Piece, Player, Run, Runs, again
+from planners.graph.recording import (
+    Player,
+    Recording,
+    read_outside,
+    recording,
+    told_apart,
+)
+from planners.graph.tensors import Graph, Node, Piece, Run, Runs, again
 
 _NOTHING = Run((), ())
 
@@ -32,6 +38,7 @@ class Repeats:
         """
         self._graph, self._asks_first, self._shared = graph, asks_first, frozenset(shared)
         self._player = player
+        self._recorded_before = {} if player is None else player.recordings.layers
         self._recordings: dict[tuple[Hashable, Runs, bool], Recording | None] = {}
         self._outside: dict[tuple[Hashable, Runs], tuple[Node, ...] | None] = {}
         self._before: Placed | None = None
@@ -86,7 +93,7 @@ class Repeats:
         if all(self._is_beside(at, other) for other in beside):
             return found
         comes_over = self._asks_first and before.backend != at.backend
-        return found if comes_over and found.begins_itself else None
+        return found if comes_over and found.told.begins_itself else None
 
     def _is_beside(self, at: Placed, other: Placed | None) -> bool:
         """Whether the other layer runs on the same backend, from its beginning to its end."""
@@ -104,17 +111,35 @@ class Repeats:
         is_held = player.holds and before != at.backend
         which = _key(at), runs, is_held
         if which not in self._recordings:
-            self._recordings[which] = self._recorded(*which, *known)
+            reorders = player.reorders(at.backend)
+            self._recordings[which] = self._recorded(*which, *known, reorders=reorders)
         return self._recordings[which]
 
     def _recorded(
-        self, key: Hashable, runs: Runs, is_held: bool, piece: Piece, first: Placed
+        self,
+        key: Hashable,
+        runs: Runs,
+        is_held: bool,
+        piece: Piece,
+        first: Placed,
+        *,
+        reorders: bool,
     ) -> Recording | None:
+        if reorders and not self._asks_first:
+            return None
         if (key, runs) not in self._outside:
             self._outside[key, runs] = read_outside(piece, first.backend, runs)
         if (outside := self._outside[key, runs]) is None:
             return None
-        return recording(piece, outside, first.backend, in_one=self._asks_first, is_held=is_held)
+        which = key, is_held, reorders, told_apart(piece, outside)
+        if which not in self._recorded_before:
+            found = recording(
+                piece, outside, first.backend, in_one=self._asks_first, is_held=is_held,
+                reorders=reorders,
+            )  # fmt: skip
+            self._recorded_before[which] = found, first.layer
+        found, _ = self._recorded_before[which]
+        return None if found is None else Recording(found, outside, piece.end)
 
     def _played(self, found: Recording, x: Node, backend: int) -> Node:
         """The layer as a node for each of its parts."""
@@ -149,6 +174,7 @@ class Repeats:
         if runs is not None:
             early, own, rest = map(self._alone, runs)
             if self._asks_first:  # else layers mingle, and their nodes stand among others each time
+                next(self._numbers)  # so that numbers in a row are one layer's
                 for node in (*own.nodes, *rest.nodes):
                     node.like = next(self._numbers)
             waits = bool(before.nodes) and graph.mark() == mark

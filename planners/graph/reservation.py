@@ -5,12 +5,11 @@ same graph in the order in which it is drawn, and some reserve a little beside i
 """
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from planners.graph.allocation import ENDLESS, most_bytes, reserved_bytes
+from planners.graph.allocation import PlayedBefore, most_bytes, reserved_bytes
 from planners.graph.architectures import draw
 from planners.graph.blocks import Builder, Fused, Placed
 from planners.graph.compute import n_copies, n_outputs, n_tokens
@@ -29,18 +28,25 @@ from planners.graph.likeness import (
     oddities,
 )
 from planners.graph.outline import MOST_DRAWN_WHOLE, outline
-from planners.graph.reorder import Orders, reordered
-from planners.graph.schedule import Backends, Split, leafs, ordered, split
-from planners.graph.support import RESTRICTED, VULKAN, fuses_delta_net, runs
-from planners.graph.tensors import Graph, Node, Player, Runs, Undrawn
+from planners.graph.recording import Player
+from planners.graph.reorder import Orders, reordered, reordered_around_played
+from planners.graph.schedule import Split, leafs, ordered, split
+from planners.graph.sketch import (
+    Sketch,
+    backends_of,
+    chunk_sizes,
+    each_once,
+    forget_recordings,
+    gathered,
+    player_of,
+)
+from planners.graph.support import VULKAN, fuses_delta_net
+from planners.graph.tensors import Graph, Undrawn
 from planners.hardware import HOST, DeviceId
 from planners.model import DIFFUSERS, LayerKind, ModelInfo
 
 MOST_DRAWN = 64  # layers in one graph; each takes half a millisecond or two
 _TRIED_TOKENS = 16  # of each sequence, in the graph that fused operations are tried with
-# ggml-vulkan.cpp, suballocation_block_size: 1 GiB, or the most that the device lets allocate at
-# once. No log tells that, and Vulkan requires it to be 1 GiB at least (maintenance3).
-_VULKAN_CHUNK = 1 << 30
 _PINNED_BELOW = 32  # tokens: norms of smaller batches are (llama-context.cpp, graph_get_cb)
 _OUTPUTS = frozenset({"output.weight", "token_embd.weight"})
 _OUTPUT_NORMS = frozenset({"output_norm.weight"})
@@ -140,13 +146,13 @@ def _sketched(
     left: Sequence[frozenset[str]],
     layers: Sequence[int],
     place: Mapping[DeviceId, int],
-) -> "_Sketch":
+) -> Sketch:
     """The graph of those layers, each device and at last the host by its place."""
     firsts, odd, limits = first_equals(known), oddities(known), dict(shape.binding_limits)
     is_whole, devices = HOST not in owners, [device for device in place if device != HOST]
     # Two splits with one outline have one graph: what tells them apart is left out.
     bare = replace(shape, split=(), n_cpu_moe=0, on_host=(), binding_limits=(), host_tiles=False)
-    return _Sketch(
+    return Sketch(
         known=known,
         shape=bare,
         layers=tuple((firsts[i], place[owners[i]], left[i], odd[i]) for i in layers),
@@ -160,49 +166,22 @@ def _sketched(
     )
 
 
-_Drawn = tuple[int, int, frozenset[str], bool]
-
-
-class _Sketch(Struct, frozen=True):
-    """All that a reservation depends on, its devices without names."""
-
-    known: Known
-    shape: LaunchShape
-    layers: tuple[_Drawn, ...]
-    """Each layer drawn: one like it, its backend, its weights that stay in host memory, and
-    whether it is odd."""
-    is_local: tuple[bool, ...]
-    bindings: tuple[int | None, ...]
-    output: int
-    """Where the output's matrix lies."""
-    last: int
-    """Where the output's norm lies: with the output layer, though the matrix may not."""
-    is_whole: bool
-    """Whether no layer lies on the host."""
-    host_works: bool
-    """Whether weights or caches beside the input's lie on the host."""
-    n_copies: int
-    """Batches that are under way at once."""
-
-    @property
-    def host(self) -> int:
-        """The number of the host's backend: the last."""
-        return len(self.is_local)
-
-
 @lru_cache(maxsize=_REMEMBERED)
-def _reserved(sketch: _Sketch) -> tuple[tuple[int, ...], bool]:
+def _reserved(sketch: Sketch) -> tuple[tuple[int, ...], bool]:
     """Bytes per backend, and whether each layer hands on something that is held for all batches."""
     model, shape = sketch.known.model, sketch.shape
     n = n_tokens(shape)
     fused = _fused(sketch) if model.architecture in DELTA_NETS else Fused()
     n_out = min(n, n_outputs(model, shape))
-    backends = _backends(sketch)
-    player = _player(sketch, backends)
+    backends = backends_of(sketch)
+    player = player_of(sketch, backends, fused)
     graph = _drawing(sketch, n=n, n_outputs=n_out, fused=fused, player=player).graph
     splits = split(graph, backends)
     is_torn = sketch.n_copies > 1 and len(splits) > _TURNS * sketch.host
-    prefill = _allocated(splits, graph, sketch)
+    prefill = _allocated(splits, graph, sketch, player.recordings.played)
+    if prefill is None:
+        graph = _drawing(sketch, n=n, n_outputs=n_out, fused=fused).graph
+        prefill = _allocated_plainly(graph, sketch)
     if not _reserves_for_decode(sketch):
         return prefill, is_torn
     decode = _of_decode(sketch, fused, within=prefill, is_torn=is_torn)
@@ -210,7 +189,7 @@ def _reserved(sketch: _Sketch) -> tuple[tuple[int, ...], bool]:
 
 
 def _of_decode(
-    sketch: _Sketch, fused: Fused, *, within: tuple[int, ...], is_torn: bool
+    sketch: Sketch, fused: Fused, *, within: tuple[int, ...], is_torn: bool
 ) -> tuple[int, ...]:
     """Bytes per backend for one token per slot; `within` where it needs no more for certain.
 
@@ -223,77 +202,44 @@ def _of_decode(
         and sketch.host > 1
         and len({*zip(sketch.is_local, sketch.bindings, strict=True)}) < 2
     )
-    if is_told and _is_within(_gathered(sketch), fused, within):
+    if is_told and _is_within(gathered(sketch), fused, within):
         return within
     # What torn layers hand on is held for every batch under way: then each of them counts, once.
-    few = sketch if is_torn else replace(sketch, layers=_each_once(sketch.layers))
+    few = sketch if is_torn else replace(sketch, layers=each_once(sketch.layers))
     most = _most_of_decode(few, fused)
     times = 1 if is_torn else 2
     if all(times * size <= limit for size, limit in zip(most, within, strict=True)):
         return within
-    graph = _decode_graph(sketch, fused)
-    return _allocated(split(graph, _backends(sketch)), graph, sketch)
+    return _allocated_plainly(_decode_graph(sketch, fused), sketch)
 
 
-def _is_within(gathered: _Sketch, fused: Fused, within: tuple[int, ...]) -> bool:
+def _is_within(alone: Sketch, fused: Fused, within: tuple[int, ...]) -> bool:
     """Whether one device alone, and the host beside it, need no more than any of them has.
 
     It has no neighbour that hands something on: that is added, once for each batch under way.
     """
-    handed = F32_BYTES * gathered.known.model.n_embd * gathered.shape.n_parallel
-    handed *= gathered.n_copies
+    handed = F32_BYTES * alone.known.model.n_embd * alone.shape.n_parallel
+    handed *= alone.n_copies
     *devices, host = within
-    *mosts, on_host = (2 * (size + handed) for size in _most_of_decode(gathered, fused))
+    *mosts, on_host = (2 * (size + handed) for size in _most_of_decode(alone, fused))
     return on_host <= host and max(mosts, default=0) <= min(devices, default=0)
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _most_of_decode(sketch: _Sketch, fused: Fused) -> tuple[int, ...]:
+def _most_of_decode(sketch: Sketch, fused: Fused) -> tuple[int, ...]:
     """Per backend all results of a decode side by side."""
     graph = _decode_graph(sketch, fused)
-    splits = split(graph, _backends(sketch))
+    splits = split(graph, backends_of(sketch))
     return most_bytes(ordered(splits), leafs(splits, graph), n_backends=sketch.host + 1)
 
 
-def _gathered(sketch: _Sketch) -> _Sketch:
-    """Each kind of layer once, on the host or on the first of devices that are all alike."""
-    here = {sketch.host: min(1, sketch.host)}
-    layers = tuple((i, here.get(b, 0), left, is_odd) for i, b, left, is_odd in sketch.layers)
-    return replace(
-        sketch,
-        layers=_each_once(layers),
-        is_local=sketch.is_local[:1],
-        bindings=sketch.bindings[:1],
-        output=here.get(sketch.output, 0),
-        last=here.get(sketch.last, 0),
-    )
-
-
-def _decode_graph(sketch: _Sketch, fused: Fused) -> Graph:
+def _decode_graph(sketch: Sketch, fused: Fused) -> Graph:
     slots = sketch.shape.n_parallel
     return _drawing(sketch, n=slots, n_outputs=slots, fused=fused).graph
 
 
-def _each_once(layers: tuple[_Drawn, ...]) -> tuple[_Drawn, ...]:
-    """The first of equal layers on one backend, and the last layer, whose rows are picked."""
-    return (*dict.fromkeys(layers[:-1]), *layers[-1:])
-
-
-def _player(sketch: _Sketch, backends: Backends) -> Player:
-    """On which backends layers follow one another undisturbed, and what these run."""
-    known: dict[tuple[bool, int | None], Runs] = {}
-
-    def runs_on(backend: int) -> Runs | None:
-        if backend == sketch.host or (sketch.is_local[backend] and sketch.shape.backend == VULKAN):
-            return None
-        alike = sketch.is_local[backend], sketch.bindings[backend]
-        return known.setdefault(alike, partial(backends.supports, backend))
-
-    return Player(runs_on, holds=sketch.n_copies > 1)
-
-
 def _drawing(
-    sketch: _Sketch, *, n: int, n_outputs: int, fused: Fused, player: Player | None = None
+    sketch: Sketch, *, n: int, n_outputs: int, fused: Fused, player: Player | None = None
 ) -> Builder:
     """The graph of a batch of `n` tokens, in equal shares for all slots."""
     model, shape, host = sketch.known.model, sketch.shape, sketch.host
@@ -323,7 +269,7 @@ def _drawing(
     return build
 
 
-def _reserves_for_decode(sketch: _Sketch) -> bool:
+def _reserves_for_decode(sketch: Sketch) -> bool:
     """Whether the graph of one token per slot can need more than the widest batch's.
 
     The engine reserves for both. States are as large in either, and what lies on the host is
@@ -332,7 +278,7 @@ def _reserves_for_decode(sketch: _Sketch) -> bool:
     return sketch.known.model.recurrent is not None or sketch.host_works
 
 
-def _fused(sketch: _Sketch) -> Fused:
+def _fused(sketch: Sketch) -> Fused:
     """Which delta nets are one operation: none of a kind where one of them would run elsewhere.
 
     The engine tries a batch of one token per slot, and then one of a few.
@@ -341,60 +287,51 @@ def _fused(sketch: _Sketch) -> Fused:
     if not sketch.host_works and (not has_others or fuses_delta_net(sketch.known.model)):
         return Fused()
     # Where it runs is decided within its layer, which has weights before it and a state behind it.
-    few = replace(sketch, layers=_each_once(sketch.layers))
+    few = replace(sketch, layers=each_once(sketch.layers))
     steps = _stays(few, Fused(), each=1)
     return Fused(steps, _stays(few, Fused(steps), each=_TRIED_TOKENS))
 
 
-def _stays(few: _Sketch, fused: Fused, *, each: int) -> bool:
+def _stays(few: Sketch, fused: Fused, *, each: int) -> bool:
     """Whether the operation runs where its layer lies, for batches of `each` tokens per slot."""
     n = each * few.shape.n_parallel
     build = _drawing(few, n=n, n_outputs=n, fused=fused)
-    split(build.graph, _backends(few))
+    split(build.graph, backends_of(few))
     chosen = [node.backend for node in build.graph.nodes if node.op == "gated_delta_net"]
     return chosen == [b for i, b, *_ in few.layers
                       if few.known.model.layers[i].kind is LayerKind.RECURRENT]  # fmt: skip
 
 
-def _allocated(splits: Sequence[Split], graph: Graph, sketch: _Sketch) -> tuple[int, ...]:
-    if sketch.shape.backend == VULKAN:
-        known: Orders = {}
-        for run in splits:
-            if run.backend < sketch.host and sketch.is_local[run.backend]:
-                run.nodes = reordered(run.nodes, known)
+def _allocated(
+    splits: Sequence[Split], graph: Graph, sketch: Sketch, played: PlayedBefore
+) -> tuple[int, ...] | None:
+    """Bytes per backend; None where layers that are played mingle with what is beside them."""
+    known: Orders = {}
+    for run in splits:
+        if sketch.reorders(run.backend):
+            nodes = reordered_around_played(run.nodes, known)
+            if nodes is None:
+                return None
+            run.nodes = nodes
     nodes, first = ordered(splits), leafs(splits, graph)
-    return reserved_bytes(nodes, first, chunk_bytes=_chunk_bytes(sketch))
+    return reserved_bytes(nodes, first, chunk_bytes=chunk_sizes(sketch), played=played)
 
 
-def _chunk_bytes(sketch: _Sketch) -> Sequence[int]:
-    """How large a buffer each backend makes; the host's is the first device's where it has some."""
-    if sketch.shape.backend != VULKAN:
-        return (ENDLESS,) * (sketch.host + 1)
-    has_pinned = bool(sketch.is_local) and sketch.is_local[0]
-    return [_VULKAN_CHUNK if local else ENDLESS for local in (*sketch.is_local, has_pinned)]
-
-
-def _backends(sketch: _Sketch) -> Backends:
-    is_local, bindings = (*sketch.is_local, False), (*sketch.bindings, None)
-    shape, is_vulkan = sketch.shape, sketch.shape.backend == VULKAN
-    has_cache = not sketch.known.model.keeps_nothing
-    mixes_bf16 = has_cache and (shape.type_k == "bf16") != (shape.type_v == "bf16")
-
-    def supports(backend: int, node: Node) -> bool:
-        if not is_local[backend]:
-            return True
-        limit = bindings[backend]
-        if limit is not None and any(x.n_bytes > limit for x in (node, *node.src)):
-            return False
-        return node.op not in RESTRICTED or runs(node, is_vulkan=is_vulkan, mixes_bf16=mixes_bf16)
-
-    offloads = tuple(local and shape.op_offload for local in is_local)
-    return Backends(sketch.host + 1, offloads, supports, sketch.n_copies)
+def _allocated_plainly(graph: Graph, sketch: Sketch) -> tuple[int, ...]:
+    """Bytes per backend of a graph in which no layer is played."""
+    splits = split(graph, backends_of(sketch))
+    known: Orders = {}
+    for run in splits:
+        if sketch.reorders(run.backend):
+            run.nodes = reordered(run.nodes, known)
+    first = leafs(splits, graph)
+    return reserved_bytes(ordered(splits), first, chunk_bytes=chunk_sizes(sketch), played={})
 
 
 def forget() -> None:
     """Drop remembered reservations: for those who measure what one takes."""
     _reserved.cache_clear()
     _most_of_decode.cache_clear()
+    forget_recordings()
     forget_models()
     forget_kinds()

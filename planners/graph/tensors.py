@@ -62,16 +62,6 @@ Runs = Callable[[Node], bool]
 """Whether a backend runs a node."""
 
 
-class Player(Struct, frozen=True):
-    """Where layers that are like one before need not be drawn."""
-
-    runs_on: Callable[[int], Runs | None]
-    """What a backend runs, the same for backends that are alike; None where layers mingle, or some
-    of them may run elsewhere."""
-    holds: bool
-    """Whether what comes from another backend is held, as batches are under way at once."""
-
-
 class Part(Struct, frozen=True):
     """What the allocator does for a run of one layer's nodes, told once for all layers like it."""
 

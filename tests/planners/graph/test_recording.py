@@ -10,8 +10,10 @@ from planners.graph.allocation import ENDLESS, reserved_bytes
 from planners.graph.architectures import draw
 from planners.graph.blocks import Builder, Placed
 from planners.graph.kv_cache import LaunchShape
+from planners.graph.recording import Player, Recordings
+from planners.graph.reorder import Orders, reordered_around_played
 from planners.graph.schedule import Backends, leafs, ordered, split
-from planners.graph.tensors import Graph, Node, Played, Player, Runs
+from planners.graph.tensors import Graph, Node, Played, Runs
 from planners.model import LayerKind, ModelInfo
 from tests.fakes.recipes import BERTS
 from tests.fakes.tiny_models import info_of, tiny_models
@@ -20,6 +22,7 @@ N_DEVICES = HOST = 3
 MODELS = {model.name: info_of(model) for model in tiny_models()}
 KINDS = [kind for kind in (*ARCHITECTURES, *OTHERS) if kind not in BERTS]
 SHAPE = LaunchShape(n_ctx=1024, n_parallel=2, n_batch=64, n_ubatch=64)
+ALONE = LaunchShape(n_ctx=1024, n_parallel=1, n_batch=64, n_ubatch=64)
 
 
 def backends(*, n_copies: int, unsupported: str = "") -> Backends:
@@ -30,7 +33,13 @@ def backends(*, n_copies: int, unsupported: str = "") -> Backends:
 
 
 def drawn(
-    model: ModelInfo, shape: LaunchShape, layers: Sequence[Placed], *, on: Backends, plays: bool
+    model: ModelInfo,
+    shape: LaunchShape,
+    layers: Sequence[Placed],
+    *,
+    on: Backends,
+    plays: bool,
+    reorders: bool = False,
 ) -> Graph:
     known: dict[int, Runs] = {}
 
@@ -39,9 +48,10 @@ def drawn(
             return None
         return known.setdefault(0, lambda node: on.supports(0, node))
 
+    player = Player(runs_on, lambda _: reorders, on.n_copies > 1, Recordings())
     build = Builder(
         model, shape, n=shape.n_ubatch, n_seqs=shape.n_parallel, n_outputs=1, host=HOST,
-        player=Player(runs_on, holds=on.n_copies > 1) if plays else None,
+        player=player if plays else None,
     )  # fmt: skip
     last = layers[-1].backend
     draw(build, layers, output=last, last=last, host=HOST)
@@ -51,6 +61,19 @@ def drawn(
 def reserved(graph: Graph, on: Backends) -> tuple[int, ...]:
     runs = split(graph, on)
     return reserved_bytes(ordered(runs), leafs(runs, graph), chunk_bytes=[ENDLESS] * on.count)
+
+
+def reserved_reordered(graph: Graph, on: Backends) -> tuple[int, ...] | None:
+    """In buffers of 1 MiB and in the backend's order; None where what is played mingles."""
+    runs, known = split(graph, on), Orders()
+    for run in runs:
+        if run.backend < HOST:
+            nodes = reordered_around_played(run.nodes, known)
+            if nodes is None:
+                return None
+            run.nodes = nodes
+    sizes = [1 << 20] * N_DEVICES + [ENDLESS]
+    return reserved_bytes(ordered(runs), leafs(runs, graph), chunk_bytes=sizes)
 
 
 def n_played(graph: Graph) -> int:
@@ -92,6 +115,49 @@ def test_played_layers_take_what_copied_ones_take(kind: str) -> None:
         assert reserved(played, on) == reserved(drawn(model, shape, layers, on=on, plays=False), on)
 
     assert seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_that_are_played_in_a_backends_order_take_what_copied_ones_take(kind: str) -> None:
+    rng = Random(f"in another order, {kind}")
+
+    for _ in range(8):
+        model = info_of(random_model(rng, kind, name=kind))
+        first = rng.choice((0, 0, 5))
+        layers = in_blocks(model, rng, n=24, first=first, pinned=True, leaves=frozenset())
+        shape = ALONE if rng.random() < 0.6 else LaunchShape(2048, 2, 64, 64, flash_attn=False)
+        on = backends(
+            n_copies=rng.choice((1, 4)) if first == 0 else 1,
+            unsupported=rng.choice(("", "", "", "glu", "ssm_conv")),
+        )
+        played = drawn(model, shape, layers, on=on, plays=True, reorders=True)
+        copied = drawn(model, shape, layers, on=on, plays=False)
+
+        assert reserved_reordered(played, on) in (None, reserved_reordered(copied, on))
+
+
+@pytest.mark.parametrize("name", ["dense", "windows-6", "sinks", "experts", "latent"])
+def test_layers_that_are_done_before_the_next_begin_are_played_in_a_backends_order(
+    name: str,
+) -> None:
+    model, on = MODELS[name], backends(n_copies=1)
+    layers = [Placed(x, 0, 0, HOST, frozenset(), is_pinned=True) for x in model.layers * 6]
+
+    played = drawn(model, ALONE, layers, on=on, plays=True, reorders=True)
+
+    assert n_played(played) > len(layers) // 2
+    copied = drawn(model, ALONE, layers, on=on, plays=False)
+    assert reserved_reordered(played, on) == reserved_reordered(copied, on)
+
+
+@pytest.mark.parametrize("name", ["state-2", "delta-next"])
+def test_layers_whose_states_are_read_before_their_turn_are_copied(name: str) -> None:
+    layer = next(x for x in MODELS[name].layers if x.kind is LayerKind.RECURRENT)
+    at = Placed(layer, 0, 0, HOST, frozenset(), is_pinned=True)
+
+    graph = drawn(MODELS[name], SHAPE, [at] * 9, on=backends(n_copies=1), plays=True, reorders=True)
+
+    assert not n_played(graph)
 
 
 @pytest.mark.parametrize(("name", "drawn_last"), [("dense", 1), ("delta-next", 0)])

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from planners.graph.architectures import draw
 from planners.graph.blocks import Builder, Placed
 from planners.graph.kv_cache import LaunchShape
-from planners.graph.reorder import Orders, reordered
+from planners.graph.reorder import Orders, ordered_alone, reordered
 from planners.graph.tensors import (
     Graph,
     Node,
@@ -100,11 +100,11 @@ def test_every_architecture_is_ordered_as_by_the_engines_own_loops(name: str, n:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_short_runs_of_like_layers_are_each_ordered_as_by_the_engines_own_loops(name: str) -> None:
+def test_runs_of_like_layers_are_each_ordered_as_by_the_engines_own_loops(name: str) -> None:
     known: Orders = {}
     every = drawn(MODELS[name], 64, times=3)
 
-    for size in (5, 12, 32):
+    for size in (5, 12, 32, 70, 150, len(every)):
         for start in range(0, len(every), size):
             before = every[start : start + size]
 
@@ -121,6 +121,58 @@ def test_a_run_like_one_before_is_not_put_in_order_again() -> None:
         reordered(every[i : i + 12], known)
 
     assert len(known) == 1
+
+
+def test_of_a_long_run_each_kind_of_layer_among_its_like_is_put_in_order_once() -> None:
+    known: Orders = {}
+    every = drawn(MODELS["delta-next"], 64, times=2)
+
+    reordered(every, known)
+    n_known = len(known)
+    longer = drawn(MODELS["delta-next"], 64, times=6)
+
+    assert reordered(longer, known) == plainly_reordered(longer)
+    assert len(known) == n_known
+
+
+def norm_of(start: Node) -> Node:
+    return like("mul", like("rms_norm", start), weight())
+
+
+def test_a_layer_that_ends_with_all_of_it_done_stands_alone() -> None:
+    start = leaf_input(8, 8)
+    layer = nodes(like("add", mul_mat(weight(), norm_of(start)), start))
+
+    found = ordered_alone(layer, start)
+
+    assert found is not None
+    assert ops(found) == ["rms_norm", "mul", "mul_mat", "add"]
+
+
+@pytest.mark.parametrize(
+    "early",
+    [
+        like("get_rows", weight(), leaf_input(8)),
+        like("cont", weight()),
+        view(weight(), 4, 8),
+    ],
+    ids=["rows of a state", "a copy", "a view of a cache"],
+)
+def test_a_layer_of_which_some_can_run_before_what_comes_to_it_does_not(early: Node) -> None:
+    start = leaf_input(8, 8)
+    layer = nodes(like("add", mul_mat(like("cont", early), norm_of(start)), start))
+
+    assert ordered_alone(layer, start) is None
+
+
+def test_a_layer_whose_end_does_not_wait_for_all_of_it_does_not() -> None:
+    start = leaf_input(8, 8)
+    normed = norm_of(start)
+    waiting = like("cont", like("glu", like("cont", mul_mat(weight(), normed))))
+    layer = nodes(waiting, like("add", mul_mat(weight(), normed), start))
+    assert layer[-1].op == "add"
+
+    assert ordered_alone(layer, start) is None
 
 
 def drawn(model: ModelInfo, n: int, *, times: int = 1) -> list[Node]:
