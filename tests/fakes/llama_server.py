@@ -86,6 +86,7 @@ class Faults:
     ignore_sigterm: bool = False
     flood_stderr: int = 0  # lines of 200 bytes before it is ready
     token_s: float = 0.0
+    slow_while: str = ""  # a path: token_s holds while there is something, where it is given
     prompt_s: float = 0.0
     tokens: int = 16  # of a reply that nothing else bounds
     launches: int = 0  # the faults of a FILE hold for its first so many launches; 0 is all
@@ -273,7 +274,7 @@ class Job:
             await asyncio.sleep(FAULTS.prompt_s)
         source = self.prompt or ["nothing"]
         for n in range(self.limit):
-            if FAULTS.token_s:
+            if FAULTS.token_s and (not FAULTS.slow_while or os.path.exists(FAULTS.slow_while)):
                 await asyncio.sleep(FAULTS.token_s)
             word = source[n % len(source)]
             self.done = n + 1
