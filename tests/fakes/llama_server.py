@@ -72,6 +72,7 @@ class Faults:
     die_at_byte: int = -1  # SIGKILLs itself after that many bytes of a stream
     last_words: str = ""  # a key of LOAD_ENDS: it prints that, and exits with 1, where it would die
     # (also at a SIGUSR1: at the moment that a test chooses)
+    die_at_slot_file: bool = False  # SIGKILLs itself when it is to write or read one
     cut_at_byte: int = -1  # closes the connection there instead, and lives
     garbage: bool = False  # answers completions with what is no HTTP
     chop_bytes: int = 0  # cuts a stream into pieces of that size, wherever that is
@@ -564,6 +565,8 @@ class Engine:
             if call.method == "POST" and call.path in (CHAT, COMPLETIONS, COMPLETION):
                 await self.complete(call, asked)
                 return
+            if FAULTS.die_at_slot_file and call.path.startswith("/slots/"):
+                die()
             if FAULTS.stuck_slots and call.path == "/slots" and self.is_busy:
                 await self.never.wait()
             await call.reply(200, self.fixed(call, asked))
