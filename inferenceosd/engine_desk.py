@@ -168,14 +168,11 @@ class EngineDesk:
 
     def _note_proven(self) -> None:
         """Remember builds that serve real models: what a later one falls back on."""
-        if not self._rollout.served.is_set():
-            return
-        self._rollout.served.clear()
-        if not self._served_are_proven():
-            self._rollout.served.set()
+        if self._rollout.served.is_set() and self._served_are_proven():
+            self._rollout.served.clear()
 
     def _served_are_proven(self) -> bool:
-        """Whether that could be written of all of them."""
+        """Have that be seen in the links: whether the disk took it of all of them."""
         are_written = True
         for engine in self.engines or ():
             build = self._build_of(engine)

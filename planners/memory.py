@@ -7,7 +7,7 @@ llama-server b10434.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -33,9 +33,10 @@ HOST_BYTES_PER_TOKEN_TEXT = 512  # its copy of the vocabulary
 DRAWN_MARGIN_BYTES = 1 << 16  # alignment of a hundred small tensors; logs round to 10 KiB
 DRAWN_MARGIN_SHARE = 0.02  # exact on every measured launch; another build may differ a little
 DRAWN_ELSEWHERE_MARGIN_SHARE = 0.1  # CUDA and others reserve beside the graph; unmeasured
-# Where one expert alone is used, devices of this machine were seen to take up to 70 % more among
-# delta nets, and 5 % among other layers: the order of work is as drawn, the cause unknown.
-LONE_EXPERT_SHARES = {True: 0.8, False: 0.1}
+# Where one expert alone is used, local devices were seen to take up to 70 % more among delta nets,
+# and 5 % among other layers: the order of work is as drawn, the cause unknown.
+LONE_EXPERT_OF_DELTA_NET_SHARE = 0.8
+LONE_EXPERT_SHARE = 0.1
 
 
 def predict(
@@ -159,7 +160,8 @@ def _drawn_margin_share(model: ModelInfo, shape: LaunchShape) -> float:
     if not shape.split:
         return DRAWN_MARGIN_SHARE
     if model.n_expert_used == 1 and not all(is_remote(device) for device, _ in shape.split):
-        return LONE_EXPERT_SHARES[model.architecture in DELTA_NETS]
+        is_delta_net = model.architecture in DELTA_NETS
+        return LONE_EXPERT_OF_DELTA_NET_SHARE if is_delta_net else LONE_EXPERT_SHARE
     is_measured = shape.backend == VULKAN
     return DRAWN_MARGIN_SHARE if is_measured else DRAWN_ELSEWHERE_MARGIN_SHARE
 
@@ -186,18 +188,7 @@ def _weights(
     sums[HOST] = model.input_bytes
     for layer, owner in zip(model.layers, owners, strict=False):
         sums[owner] += layer.weight_bytes
-    known: dict[tuple[int, frozenset[str]], int] = {}  # few kinds of layer make up a model
-    moves = shape.n_cpu_moe or any(left)
-    for i, (layer, owner, names) in enumerate(zip(model.layers, owners, left, strict=False)):
-        if not moves:
-            break
-        if owner == HOST or (layer.weights and not names):
-            continue
-        key = (id(layer), names)
-        if (moved := known.get(key)) is None:
-            moved = moved_bytes(layer, i, shape, names)
-            if layer.weights:  # of others its number decides, too
-                known[key] = moved
+    for owner, moved in _moved(model, shape, owners, left):
         sums[HOST] += moved
         sums[owner] -= moved
     found = Counter(sums)
@@ -210,6 +201,27 @@ def _weights(
     found[owners[-1]] += model.output_bytes - moved
     found[HOST] += moved - (model.tied_bytes if "token_embd.weight" in left[-1] else 0)
     return found
+
+
+def _moved(
+    model: ModelInfo,
+    shape: LaunchShape,
+    owners: Sequence[DeviceId],
+    left: Sequence[frozenset[str]],
+) -> Iterator[tuple[DeviceId, int]]:
+    """By layer: whose it is, and the bytes of its weights that stay on the host all the same."""
+    if not (shape.n_cpu_moe or any(left)):
+        return
+    known: dict[tuple[int, frozenset[str]], int] = {}  # few kinds of layer make up a model
+    for i, (layer, owner, names) in enumerate(zip(model.layers, owners, left, strict=False)):
+        if owner == HOST or (layer.weights and not names):
+            continue
+        key = (id(layer), names)
+        if (n_bytes := known.get(key)) is None:
+            n_bytes = moved_bytes(layer, i, shape, names)
+            if layer.weights:  # of others its number decides, too
+                known[key] = n_bytes
+        yield owner, n_bytes
 
 
 def output_buffer_bytes(model: ModelInfo, shape: LaunchShape) -> int:

@@ -40,23 +40,25 @@ class RolledBack(Struct, frozen=True):
     reason: str
 
 
+def dies_anyway(newcomer: Newcomer, launches: Iterable[LaunchSample]) -> frozenset[ModelId]:
+    """Models that died on the old engine too: their ends say nothing of the new one."""
+    return frozenset(
+        one.model_id for one in _died(launches) if one.key.engine_id == newcomer.old_engine_id
+    )
+
+
 def judged(
     newcomer: Newcomer, launches: Iterable[LaunchSample], *, answers: int
 ) -> Proven | RolledBack | None:
-    """What its launches and the requests it answered say; None while they say too little.
-
-    A model that died on the old engine too says nothing of the new one.
-    """
+    """What its launches and the requests it answered say; None while they say too little."""
     launches = tuple(launches)
-    dies_anyway = {
-        one.model_id for one in _died(launches) if one.key.engine_id == newcomer.old_engine_id
-    }
+    excused = dies_anyway(newcomer, launches)
     failures = [
         one
         for one in _died(launches)
         if one.key.engine_id == newcomer.engine.engine_id
         and one.at >= newcomer.since
-        and one.model_id not in dies_anyway
+        and one.model_id not in excused
     ]
     if len(failures) >= MOST_FAILURES:
         last = max(failures, key=lambda one: one.at)

@@ -227,7 +227,7 @@ class _Turn:
 
     @property
     def is_excused(self) -> bool:
-        """Whether this child's end counts for nothing: it made way, or its engine is on trial."""
+        """Whether this child's end counts for nothing: it made way, or its engine is to blame."""
         service, lease = self._door.service, self.lease
         return service.moved(lease) is not None or service.blames_engine(lease)
 

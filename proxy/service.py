@@ -70,7 +70,8 @@ class Service(Protocol):
     def blames_engine(self, lease: Lease) -> bool:
         """Whether the end of the child behind `lease` is held against its engine, not a request.
 
-        So it is while an engine is on trial, and where it was rolled back.
+        So it is while an engine is on trial, and where it was rolled back, of models that did not
+        die on the one before it.
         """
 
     def answered(self, lease: Lease) -> None:

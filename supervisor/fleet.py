@@ -179,6 +179,7 @@ class Fleet:
     def _new_rollout(self) -> Rollout:
         tried = Tried(
             newcomers=lambda: self._desired.newcomers,
+            settled=lambda: frozenset(e.engine_id for e in self._desired.engines or ()),
             running=self.running,
             moving=lambda: self.moving.models,
             instance=lambda seen: self._instances.get(seen.instance_id),

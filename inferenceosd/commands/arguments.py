@@ -49,7 +49,8 @@ class Size(click.ParamType[int]):
         if n_bytes <= 0:
             self.fail(f"{value!r} is no size such as 6GiB, and not all", param, ctx)
         if n_bytes < LEAST_BARE_BYTES and str(value).strip().isdecimal():
-            self.fail(f"{value} without a unit is {value} bytes; write {value}GiB or the like")
+            told = f"{value} without a unit is {value} bytes; write {value}GiB or the like"
+            self.fail(told, param, ctx)
         return n_bytes
 
 

@@ -120,7 +120,7 @@ class Assembly:
         return sum_of(map(_TIMINGS.decode, told)) if told else None
 
     def reply(self) -> bytes:
-        """The whole reply. Raises StreamCut."""
+        """The whole reply. Raises StreamCut, UpstreamBroken."""
         if not self._done or any(part.finish is None for part in self._parts):
             raise StreamCut(self._socket_path)
         last = read_event(self._last, _HEAD, self._socket_path)

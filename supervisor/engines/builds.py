@@ -225,9 +225,10 @@ class Builds:
                 raise BuildInUse(build.build_id, f"it is the {choice.value} one of {build.backend}")
         going = build.folder.with_name(f".removed-{build.build_id}")
         with _changing(build.folder):
-            os.replace(build.folder, going)  # gone at once for who looks for engines
-            for left in build.folder.parent.glob(".removed-*"):  # one killed in mid-way left its
+            for left in build.folder.parent.glob(".removed-*"):  # of a removal that was killed
                 shutil.rmtree(left)
+            os.replace(build.folder, going)  # gone at once for who looks for engines
+            shutil.rmtree(going)
             self._failed(build).unlink(missing_ok=True)
 
     def _build(self, backend: str, folder: Path, links: dict[Choice, str | None]) -> Build:

@@ -17,7 +17,15 @@ from msgspec.structs import replace
 from planners.lessons.samples import LaunchSample
 from planners.model import ModelId
 from planners.plan import LaunchPlan
-from planners.rollout import PROOF_ANSWERS, Newcomer, Proven, RolledBack, canary, judged
+from planners.rollout import (
+    PROOF_ANSWERS,
+    Newcomer,
+    Proven,
+    RolledBack,
+    canary,
+    dies_anyway,
+    judged,
+)
 from planners.view import Observed
 from supervisor.instance import Instance
 from supervisor.records.journal import Journal
@@ -35,6 +43,8 @@ class Tried(Struct, frozen=True):
     """What the trial works with."""
 
     newcomers: Callable[[], tuple[Newcomer, ...]]
+    settled: Callable[[], frozenset[str]]
+    """Ids of engines that are used without a trial, or after it."""
     running: Callable[[], Iterable[Observed]]
     moving: Callable[[], frozenset[ModelId]]
     instance: Callable[[Observed], Instance | None]
@@ -51,7 +61,8 @@ class Rollout:
         self._tried = tried
         self._answers: Counter[str] = Counter()
         self._told: set[tuple[str, float]] = set()
-        self._suspects: set[str] = set()
+        self._suspects: dict[str, Newcomer] = {}
+        """By engine: on trial, or rolled back."""
         self._rests_until_s = 0.0
         self._woken = asyncio.Event()
         self.verdicts: asyncio.Queue[Verdict] = asyncio.Queue(MOST_VERDICTS)
@@ -82,9 +93,16 @@ class Rollout:
         if self._answers[engine_id] == PROOF_ANSWERS:
             self.served.set()
 
-    def is_suspect(self, engine_id: str) -> bool:
-        """Whether it is on trial, or was rolled back: an end on it says nothing of what it ran."""
-        return engine_id in self._suspects
+    def is_suspect(self, engine_id: str, model_id: ModelId) -> bool:
+        """Whether an end of that model on it is held against the engine, not against what it ran.
+
+        While it is on trial and once it was rolled back, unless an operator has it used all the
+        same, or the model died on the old one too: then nobody would be held to account.
+        """
+        newcomer = self._suspects.get(engine_id)
+        if newcomer is None or engine_id in self._tried.settled():
+            return False
+        return model_id not in dies_anyway(newcomer, self._tried.launches())
 
     def has_served(self, engine_id: str) -> bool:
         """Whether it answered enough requests here to be gone back to."""
@@ -94,12 +112,12 @@ class Rollout:
         engine_id, key = newcomer.engine.engine_id, (newcomer.engine.engine_id, newcomer.since)
         if key in self._told:
             return
-        self._suspects.add(engine_id)
+        self._suspects[engine_id] = newcomer
         verdict = judged(newcomer, self._tried.launches(), answers=self._answers[engine_id])
         if verdict is not None:
             self._told.add(key)
             if isinstance(verdict, Proven):
-                self._suspects.discard(engine_id)
+                del self._suspects[engine_id]
             await self.verdicts.put((newcomer, verdict))
         elif monotonic() >= self._rests_until_s:
             await self._have_it_tried(newcomer)

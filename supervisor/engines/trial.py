@@ -265,16 +265,18 @@ async def _complete(engine: Engine, child: Child, folder: Path) -> bool:
         try:
             await _until_ready(engine, child, client)
             status, body = await _post_completion(client)
-            saves_slots = await _saves_slot(client, folder / SLOTS)
         except httpx.TransportError as exc:
             await child.wait()  # under the caller's time limit
             raise _ended(engine, child, doing="its first decode") from exc
-    if status != httpx.codes.OK or not _decoded(body):
-        told = body[:200].decode(errors="replace")
-        raise TrialFailed(
-            path=engine.path, reason=f"answered its first prompt with {status}: {told}"
-        )
-    return saves_slots
+        if status != httpx.codes.OK or not _decoded(body):
+            told = body[:200].decode(errors="replace")
+            raise TrialFailed(
+                path=engine.path, reason=f"answered its first prompt with {status}: {told}"
+            )
+        try:
+            return await _saves_slot(client, folder / SLOTS)
+        except httpx.TransportError:
+            return False  # it died of it: without a folder for slots it is never asked to
 
 
 async def _saves_slot(client: httpx.AsyncClient, folder: Path) -> bool:

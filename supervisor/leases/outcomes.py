@@ -57,7 +57,8 @@ class Outcomes:
 
     def blames_engine(self, lease: Lease) -> bool:
         """Whether the end of the child behind `lease` is held against its engine, not a request."""
-        return lease.plan is not None and self._rollout.is_suspect(lease.plan.engine_id)
+        plan = lease.plan
+        return plan is not None and self._rollout.is_suspect(plan.engine_id, plan.model_id)
 
     def answered(self, lease: Lease) -> None:
         """A request under `lease` was answered: the model can run."""

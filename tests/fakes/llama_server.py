@@ -72,6 +72,7 @@ class Faults:
     die_at_byte: int = -1  # SIGKILLs itself after that many bytes of a stream
     last_words: str = ""  # a key of LOAD_ENDS: it prints that, and exits with 1, where it would die
     # (also at a SIGUSR1: at the moment that a test chooses)
+    die_at_slot_file: bool = False  # SIGKILLs itself when it is to write or read one
     cut_at_byte: int = -1  # closes the connection there instead, and lives
     garbage: bool = False  # answers completions with what is no HTTP
     chop_bytes: int = 0  # cuts a stream into pieces of that size, wherever that is
@@ -86,6 +87,7 @@ class Faults:
     ignore_sigterm: bool = False
     flood_stderr: int = 0  # lines of 200 bytes before it is ready
     token_s: float = 0.0
+    slow_while: str = ""  # a path: token_s holds while there is something, where it is given
     prompt_s: float = 0.0
     tokens: int = 16  # of a reply that nothing else bounds
     launches: int = 0  # the faults of a FILE hold for its first so many launches; 0 is all
@@ -273,7 +275,7 @@ class Job:
             await asyncio.sleep(FAULTS.prompt_s)
         source = self.prompt or ["nothing"]
         for n in range(self.limit):
-            if FAULTS.token_s:
+            if FAULTS.token_s and (not FAULTS.slow_while or os.path.exists(FAULTS.slow_while)):
                 await asyncio.sleep(FAULTS.token_s)
             word = source[n % len(source)]
             self.done = n + 1
@@ -563,6 +565,8 @@ class Engine:
             if call.method == "POST" and call.path in (CHAT, COMPLETIONS, COMPLETION):
                 await self.complete(call, asked)
                 return
+            if FAULTS.die_at_slot_file and call.path.startswith("/slots/"):
+                die()
             if FAULTS.stuck_slots and call.path == "/slots" and self.is_busy:
                 await self.never.wait()
             await call.reply(200, self.fixed(call, asked))

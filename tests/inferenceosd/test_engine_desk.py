@@ -68,6 +68,7 @@ def tried_by_nobody(journal: Journal) -> Tried:
 
     return Tried(
         newcomers=tuple,
+        settled=frozenset,
         running=tuple,
         moving=frozenset,
         instance=lambda _: None,

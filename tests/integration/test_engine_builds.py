@@ -30,7 +30,8 @@ exec {fake} "$@"
 
 
 PACED = """#!/bin/sh
-exec {fake} --fake-faults '{{"tokens": 200, "token_s": 0.04, "die_at_byte": {die_at_byte}}}' "$@"
+faults='{{"tokens": 200, "token_s": 0.3, "slow_while": "{slow}", "die_at_byte": {die_at_byte}}}'
+exec {fake} --fake-faults "$faults" "$@"
 """
 
 
@@ -150,21 +151,24 @@ def test_a_new_engine_that_fails_where_the_old_one_did_not_is_rolled_back(
 
 
 def test_a_reply_outlives_every_child_of_an_engine_that_is_rolled_back(
-    start: Start, models: Path
+    start: Start, models: Path, tmp_path: Path
 ) -> None:
     daemon = start(model_dirs=(models,), config='[models]\nkeep_alive = "1h"\n')
-    lay(daemon, "old", PACED.format(fake=FAKE, die_at_byte=-1))
+    slow = tmp_path / "slow"
+    lay(daemon, "old", PACED.format(fake=FAKE, slow=slow, die_at_byte=-1))
     switch(daemon, "old")
     until(lambda: used(daemon) == {"old"}, within_s=WITHIN_S)
     prove(daemon, "a")
     until(lambda: listed(daemon)["old"]["is_proven"], within_s=WITHIN_S)
-    lay(daemon, "bad", PACED.format(fake=FAKE, die_at_byte=1500))
+    lay(daemon, "bad", PACED.format(fake=FAKE, slow=slow, die_at_byte=1500))
+    slow.touch()  # the reply is not over before its engine is
 
     with ThreadPoolExecutor(1) as threads:
         stream = asked(daemon, threads, DIALECTS[0], "a b c d e", tokens=180)
         assert stream.begun.wait(WITHIN_S)
         switch(daemon, "bad")
         until(lambda: listed(daemon)["bad"]["failed"] is not None, within_s=WITHIN_S)
+        slow.unlink()
 
         text = stream.text.result(WITHIN_S)  # an error in it would raise
     assert text.count("a b c d e") > 10

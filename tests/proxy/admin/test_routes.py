@@ -15,6 +15,7 @@ from proxy.admin.routes import MAX_BODY_BYTES
 from proxy.admin.status import StatusReport
 from supervisor.records.journal_file import JournalUnreadable
 from tests.fakes.admin_service import (
+    BUILD,
     EVENTS,
     MODELS,
     PLAN,
@@ -64,6 +65,7 @@ def test_every_value_comes_back_as_it_was_sent(client: httpx.Client) -> None:
         ("/migrate", {"model": "qwen", "layer": 3}),
         ("/load", {"model": "qwen", "contxt": 8192}),
         ("/forget", {"every": True}),
+        ("/engines", {"action": "burn", "build": BUILD.build_id}),
     ],
 )
 def test_an_order_that_says_too_little_or_another_word_is_not_guessed_at(

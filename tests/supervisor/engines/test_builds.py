@@ -145,6 +145,18 @@ def test_a_removed_build_leaves_nothing(tmp_path: Path, make: Make) -> None:
     assert list((tmp_path / "cpu").iterdir()) == []
 
 
+def test_a_build_is_removed_though_an_earlier_removal_of_it_was_killed(
+    tmp_path: Path, make: Make
+) -> None:
+    builds = Builds(tmp_path)
+    make("one")
+    (tmp_path / "cpu" / ".removed-one" / "bin").mkdir(parents=True)  # it was built again since
+
+    builds.remove(builds.named("one"))
+
+    assert list((tmp_path / "cpu").iterdir()) == []
+
+
 def test_an_unknown_build_is_answered_with_those_there_are(tmp_path: Path, make: Make) -> None:
     make("one")
 

@@ -210,6 +210,12 @@ async def test_an_engine_that_decodes_tells_what_it_can() -> None:
     assert not able.saves_slots  # it lists the option, and knows no such route
 
 
+async def test_an_engine_that_dies_of_saving_a_slot_serves_without() -> None:
+    able = await try_engine(fake_engine('{"die_at_slot_file": true}'), limits=LIMITS)
+
+    assert not able.saves_slots
+
+
 @pytest.mark.llama
 async def test_the_real_engine_decodes_the_tiny_model() -> None:
     packaged = packaged_engine()
