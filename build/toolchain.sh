@@ -9,8 +9,8 @@ package() { # how to install: $1 on Debian and Ubuntu, $2 with Homebrew
   if is_mac; then echo "brew install $2"; else echo "apt install $1"; fi
 }
 
-needs() { # prints one line: what is missing, and how to get it
-  echo "$1 ($2)"
+needs() { # prints one line: what is missing, a tab, and how to get it
+  printf '%s\t%s\n' "$1" "$2"
 }
 
 # What is missing to build a backend, one line each; nothing where it can be built.

@@ -235,6 +235,8 @@ class BrokenKind(Enum):
 
     FILE = "file"
     INCOMPLETE = "incomplete"  # a part is missing, or the end: not downloaded whole
+    UNREADABLE = "unreadable"  # it is there, and not ours to read
+    ABSENT = "absent"  # a rule of the settings has a path where we see no file
     FOLDER = "folder"  # cannot be searched, or not to its end
     RULE = "rule"  # of the settings, for a file that is not there
 

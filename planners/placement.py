@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from planners.backends import Engine, preferred
 from planners.graph.fallback import fallbacks
 from planners.graph.repack import repacks
-from planners.hardware import DeviceId, HardwareProfile
+from planners.hardware import HOST, DeviceId, HardwareProfile
 from planners.layout.asked import asked
 from planners.layout.budget import freed
 from planners.layout.dry_run_reasons import told_by_dry_runs
@@ -176,7 +176,16 @@ def _lacking(search: Search, placed: Placed) -> LaunchPlan | Shortfall:
         f"{format_size(needs)} are needed for context {shape.n_ctx_seq} × {shape.n_parallel} "
         f"with {where if shape.split else 'all layers on the processor'}"
     )
+    if HOST in missing and (leaves := _leaves(search)) is not None:
+        reason += f"; a limit or a yield leaves models {format_size(leaves)} of {HOST}"
     return Shortfall(search.served.model_id, missing, reason)
+
+
+def _leaves(search: Search) -> int | None:
+    """Bytes of the host that a limit leaves to all models; None where the machine has no more."""
+    host = search.hardware.host
+    limit, room = host.limit_bytes, host.available_bytes - host.reserve_bytes
+    return limit if limit is not None and limit - search.held.get(HOST, 0) < room else None
 
 
 def _plan(search: Search, placed: Placed) -> LaunchPlan:

@@ -127,7 +127,10 @@ list_builds() {
 }
 
 missing_line() { # what a backend lacks, in one line; nothing where nothing
-  missing_for "$1" | awk 'NR > 1 {printf ", "} {printf "%s", $0}'
+  # What is got in the same way is told together, and the way once.
+  missing_for "$1" | awk -F '\t' '
+    NR > 1 {printf "%s", ($2 == way) ? ", " : " (" way "), "} {printf "%s", $1; way = $2}
+    END {if (NR) printf " (%s)", way}'
 }
 
 why_not() { # prints why a backend is not built by auto; fails where it is

@@ -508,6 +508,15 @@ def test_auto_says_why_it_leaves_a_backend_out(build: Build, source: Path) -> No
     assert "-DIOS_BACKEND=hip" not in told.stdout
 
 
+def test_what_is_got_in_one_way_is_named_together_and_the_way_once(
+    build: Build, source: Path, tmp_path: Path
+) -> None:
+    told = build("vulkan", "--source", str(source), VULKAN_SDK=str(tmp_path))
+
+    assert told.returncode == 1
+    assert "Vulkan headers of 1.3.272 or newer, glslc, SPIR-V headers (" in told.stderr
+
+
 def test_a_named_backend_that_lacks_its_tools_is_refused_in_one_line(
     build: Build, source: Path
 ) -> None:

@@ -27,7 +27,9 @@ SHORT_S = 14 * DAY_S  # certbot renews a month before the end
 _OPEN_DRIVERS = {"NVIDIA": "nvidia", "AMD": "amdgpu", "Intel": "i915"}
 _BROKEN_REMEDIES = {
     BrokenKind.FILE: "replace or remove the file",
-    BrokenKind.INCOMPLETE: "download it again",
+    BrokenKind.INCOMPLETE: "wait where it is being downloaded, else download it again",
+    BrokenKind.UNREADABLE: "let the daemon read it, or remove it",
+    BrokenKind.ABSENT: "put it there, let the daemon reach it, or mend the path in [[model]]",
     BrokenKind.RULE: "mend the name in [[model]], or give it a path; inferenceosctl models has all",
     BrokenKind.FOLDER: "make it, let the daemon read it, or name another in models.dirs",
 }

@@ -94,8 +94,7 @@ def try_build(door: Door, build: str) -> None:
     limit, by this command: nothing is remembered, and a daemon is only asked where BUILD lies. Exit
     status 1 where it cannot serve here.
     """
-    is_path = os.sep in build and os.path.exists(build)
-    path = build if is_path else _named(door, build).path
+    path = build if _is_path(build) else _named(door, build).path
     engine = asyncio.run(_tried(os.path.abspath(path)))
     if isinstance(engine, RejectedEngine):
         fail(f"{engine.path}: {engine.reason}")
@@ -131,6 +130,12 @@ def trial_text(engine: Engine) -> str:
         ("log", f"--verbosity {engine.log.buffers_verbosity}, {stamps} times"),
     ]
     return "\n".join(f"{name:12} {value}" for name, value in abilities)
+
+
+def _is_path(build: str) -> bool:
+    """True for what BACKEND/ID cannot be: rooted or dotted, or there on the disk."""
+    is_file = os.sep in build and os.path.exists(build)
+    return is_file or build.startswith((os.sep, f".{os.sep}", f"..{os.sep}"))
 
 
 def _notes(one: BuildReport) -> list[str]:

@@ -5,6 +5,7 @@ import click
 from inferenceosd.commands.admin_client import WORK_S, Door
 from inferenceosd.commands.arguments import ALL, Duration, Name, Shares, Size, as_json_option
 from inferenceosd.commands.report import yield_text
+from inferenceosd.commands.tables import many
 from planners.durations import format_duration
 from planners.sizes import format_size
 from proxy.admin.moves import MoveReport, YieldsReport
@@ -68,7 +69,8 @@ def move_text(report: MoveReport) -> str:
     lines = [
         f"{report.model} moved in {took} ({report.order}):"
         f" {where or 'all layers on the processor'}, context {report.context} × {report.parallel}",
-        f"{report.streams} streams go on; {report.slots} slots went along,"
+        f"{many(report.streams, 'stream')} {'goes' if report.streams == 1 else 'go'} on;"
+        f" {many(report.slots, 'slot')} went along,"
         f" {format_size(report.moved_bytes)}",
     ]
     if report.streams and not report.keeps_math:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from inferenceosd.commands.tables import folded, table
+from inferenceosd.commands.tables import folded, many, table
 from planners.durations import format_duration
 from planners.model import BrokenFile
 from planners.sizes import format_size
@@ -179,9 +179,9 @@ def followed_log(told: Followed) -> Iterator[str]:
 def forget_text(report: ForgetReport) -> str:
     """What is forgotten."""
     what = "everything" if report.what == "all" else report.what
-    told = [_many(report.launches, "launch"), _many(report.requests, "request")]
+    told = [many(report.launches, "launch"), many(report.requests, "request")]
     if report.contexts:
-        told.append(_many(report.contexts, "context"))
+        told.append(many(report.contexts, "context"))
     return f"forgot {what}: {', '.join(told)}"
 
 
@@ -282,7 +282,7 @@ def _speed(instances: tuple[InstanceReport, ...]) -> str:
             _rate(one.speed.median_prompt_tokens_per_s),
             NOTHING if one.load_s is None else f"{one.load_s:.1f} s",
             NOTHING if one.speed.median_load_s is None else f"{one.speed.median_load_s:.1f} s",
-            f"{_many(one.speed.launches, 'launch')}, {_many(one.speed.requests, 'request')}",
+            f"{many(one.speed.launches, 'launch')}, {many(one.speed.requests, 'request')}",
         )
         for one in instances
     ]
@@ -290,12 +290,6 @@ def _speed(instances: tuple[InstanceReport, ...]) -> str:
         "MODEL", "DECODE/S", "MEASURED", "PROMPT/S", "MEASURED", "LOAD", "USUAL", "LEARNED FROM",
     )  # fmt: skip
     return table(headers, rows, right="DECODE/S MEASURED PROMPT/S LOAD USUAL")
-
-
-def _many(count: int, what: str) -> str:
-    if count == 1:
-        return f"1 {what}"
-    return f"{count} {what}{'es' if what.endswith('h') else 's'}"
 
 
 def _rate(tokens_per_s: float | None) -> str:

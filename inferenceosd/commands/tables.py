@@ -47,6 +47,13 @@ def folded(head: str, text: str, *, columns: int | None) -> str:
     return head + f"\n{' ' * start}".join(lines)
 
 
+def many(count: int, what: str) -> str:
+    """`count` of `what`, as "1 launch" and "2 launches"."""
+    if count == 1:
+        return f"1 {what}"
+    return f"{count} {what}{'es' if what.endswith('h') else 's'}"
+
+
 def _padded(cell: str, width: int, *, flush_right: bool) -> str:
     blanks = " " * (width - _width(cell))
     return blanks + cell if flush_right else cell + blanks

@@ -4,8 +4,8 @@ Whoever may open the socket may do all of it: its mode, 0600, is the access cont
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 import msgspec
 from starlette.applications import Starlette
@@ -54,6 +54,7 @@ from supervisor.moving.move import MoveFailed
 from supervisor.planner import PlanTookTooLong
 from supervisor.probe import HostUnread
 from supervisor.records.journal_file import JournalUnreadable
+from supervisor.store.errors import NotStored
 from supervisor.store.names import TAG
 
 MAX_BODY_BYTES = 64 << 10  # a name and two numbers
@@ -171,6 +172,15 @@ def _answering(service: AdminService, handler: Handler) -> Callable[[Request], A
     return respond
 
 
+@contextmanager
+def _stored() -> Iterator[None]:
+    """Within: a model that no store has is unknown, as it is to every other command."""
+    try:
+        yield
+    except NotStored as exc:
+        raise UnknownModel(exc.name) from exc
+
+
 def _why_unknown(name: str, offered: ModelsReport) -> ProxyError:
     known = (own for each in offered.models for own in (each.model, *each.aliases))
     return names.unusable(name, offered.broken) or UnknownModel(
@@ -260,13 +270,13 @@ class _Door:
     async def copy(self, request: Request) -> DoneReport:
         asked = decoded(await _body(request), _COPY)
         name = valid_name(asked.destination)
-        with in_ollamas_words():
+        with in_ollamas_words(), _stored():
             await self._service.copy(asked.source, name)
         return DoneReport(name.short)
 
     async def delete(self, request: Request) -> DoneReport:
         name = decoded(await _body(request), _NAMED).model
-        with in_ollamas_words():
+        with in_ollamas_words(), _stored():
             await self._service.delete(name)
         return DoneReport(name)
 

@@ -269,7 +269,9 @@ class _Library:
             with suppress(DiskFailed):  # a bad sector is its file's alone
                 raise_if_passing(exc, path=file.path)
             reason = f"cannot be read: {exc.strerror or exc}"
-            return _Read(file.key, BrokenFile(file.path, reason), is_final=False)
+            is_denied = isinstance(exc, PermissionError)
+            kind = BrokenKind.UNREADABLE if is_denied else BrokenKind.FILE
+            return _Read(file.key, BrokenFile(file.path, reason, kind=kind), is_final=False)
 
 
 def _stores(offer: Offer) -> tuple[str, ...]:

@@ -149,7 +149,7 @@ def file_at(path: str, *, name: str) -> ModelFile | BrokenFile:
         found = stat_of(part_path)
         if isinstance(found, str):
             of = f"part {number} of {len(paths)}: " if len(paths) > 1 else ""
-            kind = BrokenKind.INCOMPLETE if number > 1 else BrokenKind.FILE
+            kind = BrokenKind.INCOMPLETE if number > 1 else BrokenKind.ABSENT
             return BrokenFile(path, f"{of}{found}", kind=kind)
         parts.append(found)
     return ModelFile(name, tuple(parts))

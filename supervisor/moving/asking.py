@@ -103,7 +103,7 @@ class Moving:
         source = next((i for i in self._of(model_id) if i.is_serving), None)
         served = self._served(model_id) if source is None else self._served(source.model_id)
         if source is None or served is None:
-            raise MoveFailed(model_id=model_id, reason="it is not loaded and ready")
+            raise MoveFailed(model_id=model_id, reason="it is not loaded and ready; load it first")
         hardware = await self._machine.fresh()
         others = [seen for seen in self._running() if seen.instance_id != source.instance_id]
         ours = taken(hardware, others)

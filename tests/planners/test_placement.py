@@ -369,6 +369,20 @@ def test_what_is_missing_is_the_least_beside_what_devices_hold(allows_cpu_fallba
     assert isinstance(too_little, Shortfall)
 
 
+def test_a_limit_that_leaves_too_little_is_named_where_the_machine_has_enough() -> None:
+    roomy = machine(host_gib=64)
+    capped = replace(roomy, host=replace(roomy.host, limit_bytes=GIB))
+    capped_in_vain = machine(host_gib=1)
+    loose = replace(capped_in_vain.host, limit_bytes=32 * GIB)
+
+    held_back = short(capped)
+    too_small = short(replace(capped_in_vain, host=loose))
+
+    assert isinstance(answer(roomy), LaunchPlan)
+    assert held_back.reason.endswith("; a limit or a yield leaves models 1.0 GiB of host")
+    assert "limit" not in too_small.reason
+
+
 def test_an_idle_model_is_worth_stopping_for_a_place_on_its_device() -> None:
     busy = machine(replace(CARD, free_bytes=4 * GIB))
 

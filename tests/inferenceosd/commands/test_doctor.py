@@ -272,6 +272,40 @@ SILENT = replace(
                 status=replace(
                     STATUS,
                     engines=(VULKAN,),
+                    broken=(
+                        BrokenFile(
+                            "/m/a.gguf", "cannot be read: Permission denied",
+                            kind=BrokenKind.UNREADABLE,
+                        ),
+                    ),
+                ),
+            ),
+            Verdict.FAIL, "models", "/m/a.gguf: cannot be read", "let the daemon read it",
+            id="a model that is not ours to read",
+        ),
+        pytest.param(
+            replace(
+                WELL,
+                status=replace(
+                    STATUS,
+                    engines=(VULKAN,),
+                    broken=(
+                        BrokenFile(
+                            "/m/a.gguf", "its file /m/a.gguf: no such file or directory",
+                            kind=BrokenKind.ABSENT,
+                        ),
+                    ),
+                ),
+            ),
+            Verdict.FAIL, "models", "no such file", "mend the path in [[model]]",
+            id="a rule whose path leads nowhere",
+        ),
+        pytest.param(
+            replace(
+                WELL,
+                status=replace(
+                    STATUS,
+                    engines=(VULKAN,),
                     broken=(BrokenFile("/m", "cannot be searched", kind=BrokenKind.FOLDER),),
                 ),
             ),

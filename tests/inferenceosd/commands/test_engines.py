@@ -103,6 +103,18 @@ def test_an_engine_that_does_not_is_refused_with_its_reason(nobody: Path, tmp_pa
     assert "out of luck" in told.output
 
 
+def test_a_path_to_try_that_leads_nowhere_is_not_taken_for_the_id_of_a_build(
+    nobody: Path, tmp_path: Path
+) -> None:
+    lost = tmp_path / "llama-server"
+
+    told = ctl(nobody, "try", str(lost))
+
+    assert told.exit_code == 1
+    assert f"{lost}: there is no such file" in told.output
+    assert "no build" not in told.output
+
+
 def test_where_nothing_was_built_it_says_where_the_engines_in_use_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

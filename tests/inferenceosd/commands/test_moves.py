@@ -4,8 +4,24 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from inferenceosd.commands.moves import move_text
+from proxy.admin.moves import MoveReport
 from tests.fakes.ctl_program import ctl
+
+ALONE = MoveReport(
+    model="qwen",
+    order="break-before-make",
+    streams=1,
+    slots=1,
+    moved_bytes=5 << 20,
+    took_s=0.75,
+    keeps_math=True,
+    devices=(),
+    context=4096,
+    parallel=1,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +41,18 @@ def test_a_move_that_cannot_be_is_said(
 
     assert result.exit_code == status
     assert said in result.output
+
+
+@pytest.mark.parametrize(
+    ("streams", "slots", "said"),
+    [
+        (0, 1, "0 streams go on; 1 slot went along"),
+        (1, 0, "1 stream goes on; 0 slots went along"),
+        (2, 2, "2 streams go on; 2 slots went along"),
+    ],
+)
+def test_what_a_move_took_along_is_counted(streams: int, slots: int, said: str) -> None:
+    assert said in move_text(replace(ALONE, streams=streams, slots=slots))
 
 
 @pytest.mark.parametrize(

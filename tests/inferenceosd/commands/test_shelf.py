@@ -150,8 +150,11 @@ def test_cp_and_rm_name_what_is_done(service: OneModelService, served: Path) -> 
     ("arguments", "says"),
     [
         (("rm", "qwen"), "/models/qwen.gguf, which inferenceosd only reads"),
-        (("rm", "none"), "model 'none' not found"),
-        (("cp", "none", "x"), "model 'none' not found"),
+        (("rm", "none"), "model 'none' not found; inferenceosctl models lists what is offered"),
+        (
+            ("cp", "none", "x"),
+            "model 'none' not found; inferenceosctl models lists what is offered",
+        ),
         (("cp", "qwen", "../x"), "invalid model name"),
         (("show", "none"), "not found"),
     ],

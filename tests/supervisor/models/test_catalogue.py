@@ -151,7 +151,7 @@ async def test_a_rule_whose_file_is_missing_is_reported(tmp_path: Path) -> None:
         "lost.gguf": f"its file {lost}: no such file or directory",
         "unknown": "a rule without a file: none of that name is in the model folders",
     }
-    assert catalogue.broken[-1].kind is BrokenKind.RULE
+    assert [broken.kind for broken in catalogue.broken] == [BrokenKind.ABSENT, BrokenKind.RULE]
     assert catalogue.broken[-1].names == ("unknown",)
 
 
@@ -512,6 +512,18 @@ async def test_a_file_that_cannot_be_read_to_its_end_costs_no_other_one(
 
     assert list(catalogue.models) == ["m"]
     assert reasons(catalogue)["bad.gguf"] == "cannot be read: Input/output error"
+    assert [broken.kind for broken in catalogue.broken] == [BrokenKind.FILE]
+
+
+async def test_a_file_that_is_not_ours_to_read_is_told_from_a_spoilt_one(
+    catalogue: Catalogue, tmp_path: Path
+) -> None:
+    (tmp_path / "theirs.gguf").symlink_to("/proc/sys/vm/drop_caches")  # EACCES, for root too
+
+    await catalogue.scan()
+
+    assert reasons(catalogue)["theirs.gguf"] == "cannot be read: Permission denied"
+    assert [broken.kind for broken in catalogue.broken] == [BrokenKind.UNREADABLE]
 
 
 async def test_a_folder_whose_name_is_no_utf8_hides_only_its_own_models(tmp_path: Path) -> None:

@@ -178,7 +178,8 @@ def test_a_path_whose_second_part_is_missing_says_so(tmp_path: Path) -> None:
 
 
 def test_a_path_to_a_folder_is_no_model(tmp_path: Path) -> None:
-    assert file_at(str(tmp_path), name="x") == BrokenFile(str(tmp_path), "a folder")
+    broken = BrokenFile(str(tmp_path), "a folder", kind=BrokenKind.ABSENT)
+    assert file_at(str(tmp_path), name="x") == broken
 
 
 def test_a_file_whose_place_a_pipe_took_is_not_waited_for(tmp_path: Path) -> None:

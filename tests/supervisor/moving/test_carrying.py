@@ -278,7 +278,7 @@ async def test_two_moves_of_one_model_do_not_meet(fleet_world: MakeWorld) -> Non
 
 async def test_what_is_not_loaded_or_cannot_be_is_said(fleet_world: MakeWorld) -> None:
     async with fleet_world() as world:
-        with pytest.raises(MoveFailed, match="not loaded"):
+        with pytest.raises(MoveFailed, match="not loaded and ready; load it first"):
             await moved(world, parallel=1)
         await world.served_by()
 
