@@ -24,7 +24,7 @@ class Signals:
 
     @contextmanager
     def heeded(self) -> Iterator[None]:
-        """Within: signals are taken; after it they are held back, until the process ends."""
+        """Within: signals are taken; after it they are nobody's, until the process ends."""
         loop = asyncio.get_running_loop()
         if came_early(signal.SIGHUP):  # what was read then may be older than what it is about
             self._reload.set()
@@ -33,8 +33,13 @@ class Signals:
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
         try:
             yield
-        finally:  # the loop's own handlers end with it, a moment before the process
+        finally:
+            # Else the loop takes its handlers with it, a moment before the process: what comes in
+            # between would kill it. To block them here leaves them to threads that do not.
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+            ignore()
 
     async def until_reload(self) -> None:
         """Return once settings are to be read again: of many SIGHUPs in a row the last counts."""
@@ -54,6 +59,6 @@ class Signals:
 
 
 def ignore() -> None:
-    """The process ends: what was held back would kill it."""
+    """The process ends, and in peace."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

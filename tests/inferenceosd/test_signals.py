@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -68,10 +69,19 @@ async def test_an_edit_after_a_reload_is_another_one() -> None:
                 await signals.until_reload()
 
 
-async def test_what_comes_after_the_daemon_is_held_back() -> None:
-    with Signals().heeded():
-        pass
+async def test_what_comes_after_the_daemon_ends_it_in_no_thread() -> None:
+    over = threading.Event()
+    elsewhere = threading.Thread(target=over.wait, args=(WITHIN_S,))
+    elsewhere.start()  # before anything is blocked, as a probe that hangs
+    try:
+        with Signals().heeded():
+            pass
 
-    send(signal.SIGTERM)
+        for number in SIGNALS:
+            send(number)
+            signal.pthread_kill(elsewhere.ident or 0, number)
 
-    assert signal.SIGTERM in signal.sigpending()
+        assert {signal.getsignal(number) for number in SIGNALS} == {signal.SIG_IGN}
+    finally:
+        over.set()
+        elsewhere.join()
