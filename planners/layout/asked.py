@@ -24,6 +24,7 @@ DEVICE_UBATCHES = (512, 256, 128)  # 512 is llama.cpp's default; halving it halv
 HOST_UBATCHES = (512, 256, 128, 64, 32)
 PREFILL_LEAVE_S = 1.0  # within about this a caller who leaves in prefill is noticed
 BATCHES_UNTIL_FREE = 2  # llama-server hears of it at the end of one, and has begun the next by then
+HOST_SLACK = 1.25  # of a processor that others use, too: 1.14 s measured where 0.88 were predicted
 AUTOMATIC_TYPES = ("f16", "q8_0")  # half the bytes at a loss that perplexity hardly shows
 NO_FLASH_ATTENTION = ("grok",)  # llama-context.cpp turns it off for these
 
@@ -93,7 +94,8 @@ def ubatches(asked: Asked, info: ModelInfo, *, context: int, rates: Rates) -> tu
 
     Between batches the engine looks whether its caller is still there: no size is tried that would
     have it look later than within PREFILL_LEAVE_S by the predicted speed, but for the smallest. On
-    a processor, which reads as fast in small batches, the slot is to be free by then.
+    a processor, which reads nearly as fast in small batches (128 tokens: a twentieth more slowly
+    than 256), the slot is to be free by then, and with HOST_SLACK where it is busy.
     """
     if asked.embedding:
         # The engine reads one input in one ubatch or not at all, and b10434 aborts on an encoder
@@ -102,7 +104,7 @@ def ubatches(asked: Asked, info: ModelInfo, *, context: int, rates: Rates) -> tu
     devices = [rate.flops for device_id, rate in rates.items() if device_id != HOST]
     flops = max(devices, default=rates[HOST].flops)
     sizes = DEVICE_UBATCHES if devices else HOST_UBATCHES
-    batch_s = PREFILL_LEAVE_S if devices else PREFILL_LEAVE_S / BATCHES_UNTIL_FREE
+    batch_s = PREFILL_LEAVE_S if devices else PREFILL_LEAVE_S / (BATCHES_UNTIL_FREE * HOST_SLACK)
     within = flops * batch_s / (2 * max(_active_params(info), 1))
     kept = tuple(size for size in sizes if size <= within) or sizes[-1:]
     return tuple(dict.fromkeys(min(size, context) for size in kept))
