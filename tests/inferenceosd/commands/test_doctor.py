@@ -62,6 +62,12 @@ def drivers(*cards: Card, nodes: tuple[Node, ...] = (), loader: bool = True) -> 
     return replace(WELL.drivers, cards=cards, nodes=nodes, has_vulkan_loader=loader)
 
 
+def with_broken(path: str, reason: str, *, kind: BrokenKind) -> Facts:
+    """All well, but for one file."""
+    broken = (BrokenFile(path, reason, kind=kind),)
+    return replace(WELL, status=replace(STATUS, engines=(VULKAN,), broken=broken))
+
+
 def wrong(facts: Facts) -> list[Check]:
     return [check for check in checks(facts) if check.verdict is not Verdict.PASS]
 
@@ -251,76 +257,33 @@ SILENT = replace(
             id="memory pressure",
         ),
         pytest.param(
-            replace(
-                WELL,
-                status=replace(
-                    STATUS,
-                    engines=(VULKAN,),
-                    broken=(
-                        BrokenFile(
-                            "/m/a.gguf", "part 2 of 3 is missing", kind=BrokenKind.INCOMPLETE
-                        ),
-                    ),
-                ),
-            ),
+            with_broken("/m/a.gguf", "part 2 of 3 is missing", kind=BrokenKind.INCOMPLETE),
             Verdict.FAIL, "models", "part 2 of 3 is missing", "download it again",
             id="a missing part",
         ),
         pytest.param(
-            replace(
-                WELL,
-                status=replace(
-                    STATUS,
-                    engines=(VULKAN,),
-                    broken=(
-                        BrokenFile(
-                            "/m/a.gguf", "cannot be read: Permission denied",
-                            kind=BrokenKind.UNREADABLE,
-                        ),
-                    ),
-                ),
+            with_broken(
+                "/m/a.gguf", "cannot be read: Permission denied",
+                kind=BrokenKind.UNREADABLE,
             ),
             Verdict.FAIL, "models", "/m/a.gguf: cannot be read", "let the daemon read it",
             id="a model that is not ours to read",
         ),
         pytest.param(
-            replace(
-                WELL,
-                status=replace(
-                    STATUS,
-                    engines=(VULKAN,),
-                    broken=(
-                        BrokenFile(
-                            "/m/a.gguf", "its file /m/a.gguf: no such file or directory",
-                            kind=BrokenKind.ABSENT,
-                        ),
-                    ),
-                ),
+            with_broken(
+                "/m/a.gguf", "its file /m/a.gguf: no such file or directory",
+                kind=BrokenKind.ABSENT,
             ),
             Verdict.FAIL, "models", "no such file", "mend the path in [[model]]",
             id="a rule whose path leads nowhere",
         ),
         pytest.param(
-            replace(
-                WELL,
-                status=replace(
-                    STATUS,
-                    engines=(VULKAN,),
-                    broken=(BrokenFile("/m", "cannot be searched", kind=BrokenKind.FOLDER),),
-                ),
-            ),
+            with_broken("/m", "cannot be searched", kind=BrokenKind.FOLDER),
             Verdict.FAIL, "models", "cannot be searched", "make it",
             id="a folder of models that is not there",
         ),
         pytest.param(
-            replace(
-                WELL,
-                status=replace(
-                    STATUS,
-                    engines=(VULKAN,),
-                    broken=(BrokenFile("qwn", "a rule without a file", kind=BrokenKind.RULE),),
-                ),
-            ),
+            with_broken("qwn", "a rule without a file", kind=BrokenKind.RULE),
             Verdict.FAIL, "models", "qwn: a rule without a file", "mend the name in [[model]]",
             id="a rule for a model that is not there",
         ),
