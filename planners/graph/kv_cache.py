@@ -114,12 +114,14 @@ def layer_state_bytes(layer: LayerInfo, shape: LaunchShape) -> int:
 
 def kept_bytes(model: ModelInfo, shape: LaunchShape) -> list[int]:
     """Bytes that each layer keeps over all slots: KV cache and recurrent state."""
-    known: dict[tuple[LayerKind, int, int, int, int], int] = {}  # unlike ones mostly keep as much
+    known: dict[tuple[LayerKind, *tuple[int, ...]], int] = {}  # unlike ones mostly keep as much
     unlike = kinds(model)
     found = []
     for layer in unlike.layers:
-        widths = (layer.k_width, layer.v_width, layer.index_width, layer.state_width)
-        kind = (layer.kind, *widths)
+        kind = (
+            layer.kind, layer.k_width, layer.v_width, layer.index_width, layer.index_v_width,
+            layer.state_width,
+        )  # fmt: skip
         if (n_bytes := known.get(kind)) is None:
             n_bytes = layer_kv_bytes(model, layer, shape) + layer_state_bytes(layer, shape)
             known[kind] = n_bytes

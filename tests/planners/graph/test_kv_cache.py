@@ -24,6 +24,18 @@ def test_full_attention_keeps_every_token_of_every_slot() -> None:
     assert kv_cache_bytes(LLAMA_8B, replace(SHAPE, n_ctx=8192, n_parallel=2)) == 1024 * MIB
 
 
+@pytest.mark.parametrize("width", ["index_width", "index_v_width", "k_width", "v_width"])
+def test_layers_that_differ_in_any_width_keep_bytes_of_their_own(width: str) -> None:
+    layers = [*WINDOWS.layers]
+    alike = replace(WINDOWS, layers=(layers[1], layers[1]))
+    wider = replace(layers[1], **{width: getattr(layers[1], width) + 64})
+    unlike = replace(WINDOWS, layers=(layers[1], wider))
+
+    more_bytes = 64 * 2 * SHAPE.n_ctx  # of one of both, f16
+
+    assert kv_cache_bytes(unlike, SHAPE) == kv_cache_bytes(alike, SHAPE) + more_bytes
+
+
 @pytest.mark.parametrize(
     ("type_k", "type_v", "share"),
     [
