@@ -5,7 +5,7 @@ Best fit among freed blocks, else the end; results take a dying parent's place w
 
 from collections.abc import Iterable, Sequence
 
-from planners.graph.tensors import Node, Played
+from planners.graph.tensors import Node, Part, Played
 
 ALIGNMENT = 32  # ggml's CPU buffers; devices ask for 16 to 256, which changes kilobytes
 _OFFSET_BITS = 62
@@ -18,11 +18,10 @@ INPLACE = frozenset({
 
 
 _State = tuple[tuple[int, ...], tuple[int, ...]]
-PlayedBefore = dict[object, tuple[int, _State, int]]
-"""By a layer, and what was free before it: where its end lies, what is free then, and the most; all
-from the first free byte on.
-
-A layer's part is known by its identity: it has to be there as long as this is.
+PlayedBefore = dict[object, tuple[int, _State, int, Part]]
+"""By a layer, and what was free before it: where its end lies, what is free then, and the most, all
+from the first free byte on; and the layer's part, which is known by its identity: held here, no
+other one can come to have that.
 """
 
 
@@ -161,7 +160,7 @@ class Heap:
         key = id(node.part), node.src[node.part.start].offset - base, chunk.state(base)
         if (found := self._played.get(key)) is None:
             return self._memorised(node, chunk, base, key)
-        end, state, most = found
+        end, state, most, _ = found
         if base + most >= chunk.size:
             return self._replayed(node)
         chunk.restore(state, base)
@@ -177,7 +176,7 @@ class Heap:
             chunk.most = before
             return self._replayed(node)
         if chunk.ends_free and chunk.most < chunk.size:
-            self._played[key] = end - base, chunk.state(base), chunk.most - base
+            self._played[key] = end - base, chunk.state(base), chunk.most - base, node.part
         chunk.most = max(chunk.most, before)
         return end
 

@@ -194,16 +194,17 @@ def _inputs(nodes: Iterable[Node]) -> list[Node]:
 def _hold(runs: Sequence[Split], inputs: Sequence[Node], *, n_copies: int) -> None:
     """Have every input and every copy there once for each batch that is under way."""
     for node in (*inputs, *(copy for run in runs for _, copy in run.inputs)):
-        others = [_twin(node) for _ in range(n_copies - 1)]
+        others = [_another(node) for _ in range(n_copies - 1)]
         runs[0].held += [node, *others]
     for node in runs[0].held:
         node.is_input = node.is_output = True
 
 
-def _twin(node: Node) -> Node:
-    twin = tensor("", node.ne, size=node.size, nb=node.nb, n_bytes=node.n_bytes)
-    twin.backend = node.backend
-    return twin
+def _another(node: Node) -> Node:
+    """As large, on the same backend, and read by nobody."""
+    other = tensor("", node.ne, size=node.size, nb=node.nb, n_bytes=node.n_bytes)
+    other.backend = node.backend
+    return other
 
 
 def leafs(splits: Iterable[Split], graph: Graph) -> list[Node]:
