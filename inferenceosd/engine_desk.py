@@ -59,7 +59,7 @@ class EngineDesk:
         self._undecided: list[Verdict] = []
         """Ends of trials that are not in the links yet."""
         self._unwritable: dict[str, str] = {}
-        """Build → why the disk refused what was decided of it, as last said."""
+        """Build → why the disk refused what was decided of it, as last said; until it takes it."""
 
     async def were_upgraded(self, config: Config) -> bool:
         """Whether files of llama-servers changed since they were tried."""
@@ -148,6 +148,7 @@ class EngineDesk:
         except BuildsUnwritable as exc:
             self._note_undecided(build, exc)
             return False
+        self._unwritable.pop(build.build_id, None)
         return True
 
     def _note_undecided(self, build: Build, exc: BuildsUnwritable) -> None:
@@ -183,6 +184,8 @@ class EngineDesk:
             except BuildsUnwritable as exc:
                 self._note_undecided(build, exc)
                 are_written = False
+            else:
+                self._unwritable.pop(build.build_id, None)
         return are_written
 
     def _build_of(self, engine: Engine) -> Build | None:

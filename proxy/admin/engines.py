@@ -2,7 +2,7 @@
 
 import msgspec
 
-from supervisor.engines.builds import Build, NoSuchBuild, Order
+from supervisor.engines.builds import Build, Order, named
 
 
 class EngineOrder(msgspec.Struct, forbid_unknown_fields=True):
@@ -40,12 +40,8 @@ class EnginesReport(msgspec.Struct, frozen=True):
     builds: tuple[BuildReport, ...]
 
     def named(self, name: str) -> BuildReport:
-        """The build of that id, or BACKEND/ID where two backends have it. Raises NoSuchBuild."""
-        names = {f"{one.backend}/{one.build_id}": one for one in self.builds}
-        for full_name, one in names.items():
-            if name in (one.build_id, full_name):
-                return one
-        raise NoSuchBuild(name, known=tuple(names))
+        """The build that `name` means. Raises NoSuchBuild."""
+        return named(name, self.builds)
 
 
 def build_report(

@@ -10,11 +10,11 @@ Links are replaced in one rename, so a reader sees the old one or the new one.
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import assert_never
+from typing import Protocol, TypeVar, assert_never
 
 import msgspec
 
@@ -55,6 +55,28 @@ class NoSuchBuild(SupervisorError):
         self.name, self.known = name, known
         there = ", ".join(known) if known else "none; scripts/build_backends.sh makes one"
         super().__init__(f"no build {name!r}; there are: {there}")
+
+
+class Named(Protocol):
+    """What is called by its id, and by its backend where two have the same."""
+
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def build_id(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
+
+
+def named(name: str, builds: Iterable[N]) -> N:
+    """The build of that id, or BACKEND/ID where two backends have it. Raises NoSuchBuild."""
+    names = {f"{one.backend}/{one.build_id}": one for one in builds}
+    for full_name, one in names.items():
+        if name in (one.build_id, full_name):
+            return one
+    raise NoSuchBuild(name, known=tuple(names))
 
 
 class BuildInUse(SupervisorError):
@@ -165,12 +187,8 @@ class Builds:
         )
 
     def named(self, name: str) -> Build:
-        """The build of that id, or BACKEND/ID where two backends have it. Raises NoSuchBuild."""
-        builds = self.all()
-        for build in builds:
-            if name in (build.build_id, f"{build.backend}/{build.build_id}"):
-                return build
-        raise NoSuchBuild(name, known=tuple(f"{b.backend}/{b.build_id}" for b in builds))
+        """The build that `name` means. Raises NoSuchBuild."""
+        return named(name, self.all())
 
     def obey(self, order: Order, name: str) -> Build:
         """Carry an order out on the build of that name: the build, as it was before.
